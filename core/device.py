@@ -1,0 +1,145 @@
+"""The machine: which devices there are, how much memory, and how bytes travel. The only file of the core that knows CUDA.
+
+Every function has a CPU twin, so that the runner is written once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.interfaces import Drawn, Sampled
+
+
+def available_cuda() -> int:
+    """Number of usable CUDA devices (CUDA_VISIBLE_DEVICES honoured)."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pick(device: str) -> str:
+    """"auto", "cpu", "cuda" or "cuda:N" -> "cpu" or "cuda:N". ValueError if it is not there."""
+    count = available_cuda()
+    if device == "auto":
+        return "cuda:0" if count else "cpu"
+    if device == "cpu":
+        return device
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+    if int(index or 0) >= count:
+        why = f"{count} CUDA device(s) visible" if count else f"no CUDA device is visible to torch {torch.__version__}"
+        raise ValueError(f"device={device}: {why}; use device=auto or device=cpu")
+    return f"cuda:{index or 0}"
+
+
+def default_threads() -> int:
+    """Cores that this process may use: affinity and cgroup quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores
+
+
+def available_memory() -> int:
+    """Bytes of main memory that can still be used: the machine's and the cgroup's."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        free = next(int(line.split()[1]) * 1024 for line in meminfo.open() if line.startswith("MemAvailable"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, int(text) - int(used.read_text()))
+    return max(free, 0)
+
+
+def describe(device: str) -> dict[str, Any]:
+    """For result.json."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
+    if device != "cpu":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start of a warm-up: give cached memory back and count the peak anew."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Bytes: total and used by the driver's view (other processes included), torch's current and peak."""
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    current, peak = stats["allocated_bytes.all.current"], stats["allocated_bytes.all.peak"]
+    return {"total": total, "used": total - free, "current": current, "peak": peak}
+
+
+def release(device: torch.device) -> None:
+    """After the last reference is gone: hand cached memory back to the driver."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class Ready:
+    """Drawn on a device that computes at once."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self.sampled = Sampled(sampled.tokens.numpy(), {k: v.numpy() for k, v in sampled.extras.items()})
+
+    def wait(self) -> Sampled:
+        return self.sampled
+
+
+class OnItsWay:
+    """Drawn on a CUDA device: an asynchronous copy and its event."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        def start(x: Tensor) -> Tensor:
+            return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+        self.tokens, self.extras = start(sampled.tokens), {k: start(v) for k, v in sampled.extras.items()}
+        self.done = torch.cuda.Event()
+        self.done.record()
+
+    def wait(self) -> Sampled:
+        self.done.synchronize()
+        return Sampled(self.tokens.numpy(), {k: v.numpy() for k, v in self.extras.items()})
+
+
+def to_host(sampled: Sampled) -> Drawn:
+    """Start the copy of what was drawn; waits for nothing."""
+    return OnItsWay(sampled) if sampled.tokens.is_cuda else Ready(sampled)
+
+
+def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Host arrays of one step as tensors; one pinned buffer and one asynchronous copy where the device is another one."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(a) for name, a in arrays.items()}
+    sizes = {name: -(-a.nbytes // 16) * 16 for name, a in arrays.items()}
+    # A fresh buffer each step: torch's pinned allocator reuses it only after the copy that reads it.
+    staged = torch.empty(sum(sizes.values()), dtype=torch.uint8, pin_memory=True)
+    host, at = staged.numpy(), 0
+    for name, a in arrays.items():
+        host[at : at + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+        at += sizes[name]
+    moved, out, at = staged.to(device, non_blocking=True), {}, 0
+    for name, a in arrays.items():
+        part = moved[at : at + a.nbytes]
+        out[name] = part.view(torch.from_numpy(a[:0]).dtype).view(a.shape)
+        at += sizes[name]
+    return out

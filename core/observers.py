@@ -1,0 +1,39 @@
+"""Calls the observer hooks. A raising observer is named once, switched off, and the run goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pluggy
+
+from core.interfaces import PROJECT
+
+log = logging.getLogger(PROJECT)
+Observer = tuple[str, Callable[..., Any]]
+
+
+class Observers:
+    """`step` and `finished` are empty lists when nobody listens: then no record is built."""
+
+    def __init__(self, manager: pluggy.PluginManager | None = None) -> None:
+        self.step = _implementations(manager, "inferlab_step")
+        self.finished = _implementations(manager, "inferlab_request_finished")
+        self.failed: dict[str, str] = {}  # plugin -> what it raised
+
+    def notify(self, observers: list[Observer], record: Any) -> None:
+        for observer in list(observers):
+            name, call = observer
+            try:
+                call(record=record)
+            except Exception as error:
+                self.failed[name] = f"{type(error).__name__}: {error}"
+                observers.remove(observer)
+                log.warning("observer %s raised %s and is switched off", name, self.failed[name])
+
+
+def _implementations(manager: pluggy.PluginManager | None, hook: str) -> list[Observer]:
+    if manager is None:
+        return []
+    return [(impl.plugin_name, impl.function) for impl in getattr(manager.hook, hook).get_hookimpls()]

@@ -1,0 +1,133 @@
+"""Executes plans on one rank: block table and last tokens by slot, model, attention, sampler.
+
+Nothing here depends on a phase, a scheduler or an allocator. Tokens that the host does not know yet are taken from
+`last_token`, where the step before left them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core import device
+from core.batch import Layout, lay_out, update_table
+from core.interfaces import ON_DEVICE, AttentionBackend, Batch, DeviceContext, Drawn, ModelArch, Prologue, Rows, Sampler
+from core.interfaces import KVSpec, StepPlan
+from core.parallel import Solo
+from core.prologue import apply_prologue
+from core.resolve import Resolved
+from core.sizing import Sizing, size_pool
+from core.weights import load_weights
+
+
+class Runner:
+    """Built once per rank; `launch` in the order of the plans."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        started = time.perf_counter()
+        self.resolved, self.device = resolved, torch.device(resolved.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(resolved.cpu_threads)
+        limits, self.block_size = resolved.limits, resolved.block_size
+        context = self._context(None)
+        self.model: ModelArch = resolved.build("arch", context)
+        load_weights(self.model, resolved.checkpoint)
+        context = self._context(self.model.kv_spec)
+        self.attention: AttentionBackend = resolved.build("attention", context)
+        self.sampler: Sampler = resolved.build("sampler", context)
+        loaded = time.perf_counter()
+        columns = -(-limits.max_model_len // self.block_size)
+        self.table = np.zeros((limits.max_num_seqs + 1, columns), np.int32)
+        self.last_token = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=self.device)
+        self.sizing: Sizing = size_pool(self)
+        self.num_blocks = self.sizing.num_blocks
+        self.attention.allocate(self.model.kv_spec, self.num_blocks + 1, self.block_size)
+        self.seconds = {"load": loaded - started, "warm_up": time.perf_counter() - loaded}
+
+    def _context(self, spec: KVSpec | None) -> DeviceContext:
+        resolved = self.resolved
+        return DeviceContext(
+            limits=resolved.limits,
+            device=self.device,
+            dtype=getattr(torch, resolved.dtype),
+            config=resolved.checkpoint.config,
+            vocab_size=resolved.checkpoint.config["vocab_size"],
+            parallel=Solo(),
+            block_size=self.block_size,
+            spec=spec,
+            compile=resolved.compile,
+        )
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Drawn:
+        if len(plan.moves):
+            self.attention.move(plan.moves)
+        update_table(self.table, plan.new_blocks)
+        at = 0
+        for (slot, known), params in zip(plan.admitted.tolist(), plan.params, strict=True):
+            self.sampler.admit(slot, params, plan.history[at : at + known])
+            at += known
+        layout = lay_out(plan, self.table, self.block_size)
+        batch, rows = self._to_device(plan, layout)
+        return device.to_host(self.run(batch, rows))
+
+    def run(self, batch: Batch, rows: Rows) -> Any:
+        """One forward pass; what was drawn stays on the device as the next step's input."""
+        state = self.attention.plan(batch)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, prologue: Prologue) -> Tensor:
+            if not self.attention.fuses_prologue:
+                q, k = apply_prologue(q, k, batch.positions, prologue)
+            return self.attention.forward(layer, q, k, v, batch, state, prologue)
+
+        hidden = self.model.forward(batch.tokens, batch.positions, attend)
+        if len(batch.last) != len(batch.tokens):
+            hidden = hidden[batch.last]
+        drawn = self.sampler.sample(self.model.logits(hidden), rows)
+        self.last_token[rows.slots] = drawn.tokens.clamp(min=0)
+        return drawn
+
+    def _to_device(self, plan: StepPlan, layout: Layout) -> tuple[Batch, Rows]:
+        names = ("tokens", "positions", "kv_slots", "last", "rows", "draw_positions", "token_slots", "cu_q", "kv_lens")
+        arrays = {name: getattr(layout, name) for name in names} | {"block_table": layout.block_table}
+        t = device.to_device(arrays, self.device)
+        tokens = t["tokens"]
+        if (plan.tokens == ON_DEVICE).any():
+            tokens = torch.where(tokens == ON_DEVICE, self.last_token[t["token_slots"]], tokens)
+        batch = Batch(
+            tokens=tokens,
+            positions=t["positions"],
+            cu_q=t["cu_q"],
+            kv_lens=t["kv_lens"],
+            block_table=t["block_table"],
+            kv_slots=t["kv_slots"],
+            last=t["last"],
+            max_q=layout.max_q,
+            max_kv=layout.max_kv,
+            shared_blocks=plan.shared_blocks,
+        )
+        rows = Rows(t["rows"], t["draw_positions"], self._masks(plan, len(layout.last)), self.sampler.plan(layout.rows))
+        return batch, rows
+
+    def _masks(self, plan: StepPlan, rows: int) -> Tensor | None:
+        if not len(plan.mask_rows):
+            return None
+        vocab = self.resolved.checkpoint.config["vocab_size"]
+        masks = np.ones((rows, vocab), bool)
+        masks[plan.mask_rows] = np.unpackbits(plan.masks, axis=1)[:, :vocab].astype(bool)
+        return torch.from_numpy(masks).to(self.device)
+
+    def report(self) -> Mapping[str, Any]:
+        return {"seconds": self.seconds, "memory": self.sizing.as_dict(), "num_blocks": self.num_blocks}
+
+    def close(self) -> None:
+        """Drop every tensor; the caller drops the runner."""
+        for name in ("model", "attention", "sampler", "last_token"):
+            if hasattr(self, name):
+                delattr(self, name)
+        device.release(self.device)

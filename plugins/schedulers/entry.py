@@ -1,0 +1,46 @@
+"""Built-in schedulers and their settings."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from core.interfaces import Component, hookimpl
+
+
+@dataclass
+class FcfsSettings:
+    """First come, first served."""
+
+    decode_after: int = 0  # prompt steps in a row after which running requests get one step; 0: prompts always go first
+
+    def __post_init__(self) -> None:
+        if self.decode_after < 0:
+            raise ValueError(f"scheduler.decode_after must be >= 0 (0: off), got {self.decode_after}")
+
+
+@dataclass
+class MixedSettings:
+    """Decodes and prompt chunks in one step."""
+
+    max_chunk: int = 0  # tokens of one prompt per step; 0: as many as the step's budget leaves
+
+    def __post_init__(self) -> None:
+        if self.max_chunk < 0:
+            raise ValueError(f"scheduler.max_chunk must be >= 0 (0: off), got {self.max_chunk}")
+
+
+@hookimpl
+def inferlab_components() -> Iterable[Component]:
+    yield Component(
+        kind="scheduler",
+        name="fcfs",
+        target="plugins.schedulers.fcfs:Fcfs",
+        settings=FcfsSettings,
+        summary="prompts first in order of arrival, chunked; the last to come gives way (nano-vLLM's policy)",
+    )
+    yield Component(
+        kind="scheduler",
+        name="mixed",
+        target="plugins.schedulers.mixed:Mixed",
+        settings=MixedSettings,
+        summary="every running request first, prompt chunks with what is left of the budget",
+    )
