@@ -1,0 +1,49 @@
+"""From a checkpoint's tensors to a model: every tensor exactly once, or an error that names the culprits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from core.sources import named
+
+if TYPE_CHECKING:
+    from core.checkpoint import Checkpoint
+    from core.interfaces import ModelArch, Weight
+
+
+def load_weights(model: ModelArch, checkpoint: Checkpoint, *, progress: bool | None = None) -> None:
+    """Check names and shapes, then let the model take its tensors one by one.
+
+    progress: a bar on stderr; None: if stderr is a terminal.
+    """
+    wanted = model.weights()
+    found, unused = checkpoint.shapes(wanted)
+    check(wanted, found, unused, checkpoint.source.files)
+    tensors = checkpoint.tensors(wanted, undo=model.from_gguf, dtype=model.context.dtype)
+    shown = sys.stderr.isatty() if progress is None else progress
+    model.load(_bar(tensors, len(wanted)) if shown else tensors)
+
+
+def check(
+    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], unused: set[str], files: list[str]
+) -> None:
+    """Raise ValueError for tensors that are missing, left over or of another shape, all at once."""
+    misshapen = [
+        f"{name} (wanted {tuple(wanted[name])}, got {tuple(shape)})"
+        for name, shape in found.items()
+        if tuple(shape) != tuple(wanted[name])
+    ]
+    problems = {"missing": set(wanted) - set(found), "unexpected": unused, "of another shape": misshapen}
+    text = "; ".join(f"{len(names)} {what}: {named(names)}" for what, names in problems.items() if names)
+    if text:
+        raise ValueError(
+            f"the checkpoint does not fit the model: {text}. Looked at {named(files)}; is it complete, and arch= the right one?"
+        )
+
+
+def _bar(tensors: Iterator[tuple[str, Weight]], total: int) -> Iterator[tuple[str, Weight]]:
+    from tqdm import tqdm
+
+    yield from tqdm(tensors, total=total, desc="loading weights", unit="tensor", file=sys.stderr, leave=False)
