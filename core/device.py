@@ -23,7 +23,7 @@ def available_cuda() -> int:
 
 
 def pick(device: str) -> str:
-    """"auto", "cpu", "cuda" or "cuda:N" -> "cpu" or "cuda:N". ValueError if it is not there."""
+    """ "auto", "cpu", "cuda" or "cuda:N" -> "cpu" or "cuda:N". ValueError if it is not there."""
     count = available_cuda()
     if device == "auto":
         return "cuda:0" if count else "cpu"

@@ -99,4 +99,3 @@ def _largest(runner: Runner, count: int, length: int) -> tuple[Batch, Rows]:
     )
     batch = Batch(t["tokens"], t["positions"], t["cu_q"], t["kv_lens"], t["table"], t["kv_slots"], t["last"], length, length)
     return batch, Rows(t["slots"], t["last"], None, runner.sampler.plan(slots))
-

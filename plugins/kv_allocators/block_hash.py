@@ -36,9 +36,7 @@ def chain_hash(parent: int | None, tokens: bytes) -> int:
 class BlockHash(KVAllocator):
     """Full blocks are shared by content; a freed block stays findable until its room is needed."""
 
-    def __init__(
-        self, settings: Any, context: HostContext, *, hash: Callable[[int | None, bytes], int] = chain_hash
-    ) -> None:
+    def __init__(self, settings: Any, context: HostContext, *, hash: Callable[[int | None, bytes], int] = chain_hash) -> None:
         super().__init__(settings, context)
         self.block_size, self.hash = context.block_size, hash
         self.blank = deque(range(1, context.num_blocks + 1))
