@@ -1,0 +1,86 @@
+"""The third tier: what a chosen component needs, and its class, imported only now."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from core.errors import nearest
+from core.interfaces import Component
+from core.plugins.checks import KINDS, PluginError
+
+
+def missing(component: Component) -> list[str]:
+    """One text per requirement that is not met, with the version found; empty if the component can be imported."""
+    return [text for group in component.requires if (text := _lacks((group,) if isinstance(group, str) else group))]
+
+
+def _lacks(alternatives: tuple[str, ...]) -> str:
+    found = []
+    for requirement in map(Requirement, alternatives):
+        if find(requirement.name) is None:
+            continue
+        version = _version(requirement.name)
+        if version is None or requirement.specifier.contains(version, prereleases=True):
+            return ""
+        found.append(f"{requirement.name} {version}")
+    return f"{' or '.join(alternatives)} ({'found ' + ', '.join(found) if found else 'not installed'})"
+
+
+def find(module: str) -> ModuleSpec | None:
+    """The spec of a dotted module without importing its parents: some take many seconds."""
+    path, spec, parts = None, None, module.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def _version(module: str) -> str | None:
+    for name in (module, *metadata.packages_distributions().get(module.partition(".")[0], ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def load(component: Component) -> type:
+    """The class behind `target`, checked against the contract of its kind."""
+    label = f"{component.kind}={component.name}"
+    module, _, name = component.target.partition(":")
+    way_out = f"; {component.install}" if component.install else ""
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        raise PluginError(f"{label}: cannot import {module}: {error}{way_out}") from error
+    target = getattr(imported, name, None)
+    if not inspect.isclass(target):
+        raise PluginError(f"{label}: {module} has no class {name}; it has {', '.join(_classes(imported)) or 'none'}")
+    base = KINDS[component.kind]
+    if not issubclass(target, base):
+        raise PluginError(f"{label}: {component.target} must extend core.interfaces.{base.__name__}")
+    if lacking := sorted(getattr(target, "__abstractmethods__", ())):
+        raise PluginError(f"{label}: {component.target} lacks " + ", ".join(f"{m}(){_near(target, base, m)}" for m in lacking))
+    return target
+
+
+def _classes(module: Any) -> list[str]:
+    return [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
+
+
+def _near(target: type, base: type, method: str) -> str:
+    own = [n for n in vars(target) if not n.startswith("__") and not hasattr(base, n)]
+    return f" (is {' or '.join(close)} a misspelling?)" if (close := nearest(method, own)) else ""
+
+
+def construct(component: Component, settings: Any, context: Any) -> Any:
+    """target(settings, context)."""
+    return load(component)(settings, context)

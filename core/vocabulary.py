@@ -1,0 +1,94 @@
+"""The words that settings may use: slots, options, and the dotted name of every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from omegaconf import OmegaConf
+
+from core.errors import did_you_mean
+from core.plugins import Registry
+
+AUTO_KINDS = ("attention", "arch", "executor")  # may be left to core.resolve
+CONFIG_NAME = "config"
+
+
+def conf_dir() -> Path:
+    """conf/: inside a wheel core/_conf, in a checkout beside core."""
+    inside = Path(__file__).parent / "_conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def model_settings() -> type:
+    """The typed group `model`."""
+    from core.checkpoint import ModelSettings  # imports numpy and readers of files: not needed to list plugins
+
+    return ModelSettings
+
+
+def option_names(kind: str, registry: Registry) -> list[str]:
+    """Words that may follow `kind=`."""
+    return (["auto"] if kind in AUTO_KINDS else []) + [found.component.name for found in registry.options(kind)]
+
+
+def default_choices() -> dict[str, str]:
+    """kind -> option, from conf/config.yaml."""
+    entries = plain(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml")["defaults"])
+    return {k: v for entry in entries if isinstance(entry, dict) for k, v in entry.items()}
+
+
+def vocabulary(root: type, registry: Registry) -> set[str]:
+    """Every dotted name that some choice of options accepts."""
+    names = {*default_choices(), *flatten(plain(OmegaConf.structured(root)))} | {f.name for f in fields(root)}
+    names |= {f"model.{f.name}" for f in fields(model_settings())}
+    names |= {f"{kind}.{f.name}" for (kind, _), found in registry.components.items() for f in fields(found.component.settings)}
+    return {name for name in names if "/" not in name and name != "override"}
+
+
+def unknown(key: str, known: Iterable[str], registry: Registry, chosen: Mapping[str, Any]) -> str:
+    """The message for a setting that does not exist, or that the chosen option does not have."""
+    kind, _, leaf = key.partition(".")
+    name = chosen.get(kind)
+    if leaf and kind in AUTO_KINDS and name == "auto":
+        return f"{key}: {kind}=auto has no settings of its own; name the option that is meant, {kind}=NAME"
+    if key in known and (found := registry.components.get((kind, str(name)))):
+        others = [f.component.name for f in registry.options(kind) if leaf in field_names(f.component.settings)]
+        has = ", ".join(field_names(found.component.settings)) or "no settings"
+        return f"{key} is a setting of {kind}={' or '.join(others)}; the chosen {kind}={name} has {has}"
+    return f"unknown setting {key}{did_you_mean(key, known)} --help lists all settings."
+
+
+def field_names(settings: type) -> list[str]:
+    """The settings of a component."""
+    return [f.name for f in fields(settings)]
+
+
+def parse(overrides: Iterable[str]) -> list[Override]:
+    """Hydra's own parser; its message names the override and the place."""
+    return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def text_of(value: Any) -> Any:
+    """A parsed override value without Hydra's quotes."""
+    return value.text if isinstance(value, QuotedString) else value
+
+
+def plain(node: Any) -> Any:
+    """Containers without OmegaConf in them."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries -> dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
