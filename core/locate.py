@@ -41,20 +41,12 @@ def _from_hub(name: str) -> Path:
         ) from None
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_PATTERNS)))
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors; httpx errors are RuntimeErrors or OSErrors in part
-        raise _hub_error(name, error) from None
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("huggingface_hub", "httpx", "requests"):
-            raise
-        raise _hub_error(name, error) from None
-
-
-def _hub_error(name: str, error: Exception) -> ValueError:
-    reason = (str(error).strip().splitlines() or [""])[0]
-    return ValueError(
-        f"model.path={name} was not found: no such file or directory, and as hub id: {type(error).__name__}: {reason};"
-        " check the name and the network (HF_HUB_OFFLINE=1 uses the local cache only), or give a local path"
-    )
+    except (OSError, ValueError) as error:  # what all of the hub's errors derive from
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(
+            f"model.path={name} was not found: no such file or directory, and as hub id: {type(error).__name__}: {reason};"
+            " check the name and the network (HF_HUB_OFFLINE=1 uses the local cache only), or give a local path"
+        ) from None
 
 
 def locate_package(file: str, install: str) -> Path:

@@ -26,7 +26,7 @@ _NOT_WEIGHTS = (".rotary_emb.inv_freq",)  # tables that old transformers version
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LazyWeight:
     """A tensor that is read only when indexed, in the dtype that was asked for."""
 
