@@ -54,7 +54,9 @@ def negotiate(
             values[key] = fitting[0]
         else:
             wants = ", ".join(f"{part.label} needs {show(constraint)}" for part, constraint in bounds)
-            reasons.append(f"no value of {SETTINGS.get(key, key)} satisfies all: {wants}; choose another option for one of them")
+            reasons.append(
+                f"no value of {SETTINGS.get(key, key)} satisfies all: {wants}; choose another option for one of them"
+            )
     return values, reasons
 
 

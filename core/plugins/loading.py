@@ -11,7 +11,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from core.errors import nearest
-from core.interfaces import Component
+from core.interfaces import Component, Probe
 from core.plugins.checks import KINDS, PluginError
 
 
@@ -70,6 +70,18 @@ def load(component: Component) -> type:
     if lacking := sorted(getattr(target, "__abstractmethods__", ())):
         raise PluginError(f"{label}: {component.target} lacks " + ", ".join(f"{m}(){_near(target, base, m)}" for m in lacking))
     return target
+
+
+def run_probe(component: Component) -> Probe:
+    """What the component finds on this machine; a probe that fails is a reason, not a crash."""
+    module, _, name = component.probe.partition(":")
+    try:
+        answer = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        return Probe(problem=f"its probe {component.probe} failed: {type(error).__name__}: {error}")
+    if not isinstance(answer, Probe):
+        return Probe(problem=f"its probe {component.probe} must return a Probe, got {answer!r}")
+    return answer
 
 
 def _classes(module: Any) -> list[str]:

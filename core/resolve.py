@@ -1,0 +1,288 @@
+"""Which component fills each slot, and with which values: decided once, before anything heavy is loaded.
+
+Explicit values are never changed; `auto` ones come from intersecting what the chosen components declare. Everything that
+cannot work is reported at once. The result is picklable: worker processes use it as it is and look for no plugins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from core import limits as sizes
+from core.checkpoint import Checkpoint
+from core.config import Composed
+from core.errors import did_you_mean
+from core.interfaces import Component, Limits, Probe
+from core.negotiate import Fact, Part, negotiate, show
+from core.plugins import Found, Registry
+from core.plugins.checks import KINDS
+from core.plugins.loading import construct, missing, run_probe
+
+
+class CapabilityError(ValueError):
+    """The chosen components cannot run together, with this model, or on this machine."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        self.reasons = reasons
+        super().__init__(
+            "this configuration cannot run:\n" + "\n".join(f"- {r}" for r in reasons) if reasons[1:] else reasons[0]
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What fills one slot, and why."""
+
+    component: Component
+    settings: Any
+    distribution: str
+    version: str
+    provider: str = ""  # the package that does the work, as found by the component's probe
+    provider_version: str = ""
+    reason: str = "default"  # default, command line, auto: ...
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Everything that an executor needs."""
+
+    choices: Mapping[str, Choice]
+    limits: Limits
+    device: str  # cpu, or kind:index
+    dtype: str
+    block_size: int  # tokens
+    num_kv_blocks: int | None  # usable ones; None: from memory
+    kv_memory: int | None  # bytes on a CPU; None: what the limits need, at most a quarter of what is free
+    gpu_memory_utilization: float
+    tensor_parallel_size: int
+    overlap: int
+    graphs: bool
+    compile: bool
+    seed: int
+    cpu_threads: int
+    checkpoint: Checkpoint
+    notes: tuple[str, ...] = ()  # for the user: values that were lowered or raised
+    registry: Registry | None = field(default=None, repr=False, compare=False)  # stays behind when pickled
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "registry": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def build(self, kind: str, context: Any) -> Any:
+        """Import the target and build it, through the `inferlab_build` hook where plugins are at hand."""
+        choice = self.choices[kind]
+        if self.registry is None:
+            return construct(choice.component, choice.settings, context)
+        return self.registry.manager.hook.inferlab_build(
+            kind=kind, component=choice.component, settings=choice.settings, context=context
+        )
+
+
+def resolve(composed: Composed, checkpoint: Checkpoint, registry: Registry) -> Resolved:
+    """Raises CapabilityError with all reasons, each with what is wanted, what was given by whom, and the way out."""
+    return _Resolver(composed, checkpoint, registry).resolved()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One way to fill every slot."""
+
+    found: Mapping[str, Found]
+    probes: Mapping[str, Probe]
+    values: Mapping[str, Any]
+    reasons: list[str]
+
+
+class _Resolver:
+    def __init__(self, composed: Composed, checkpoint: Checkpoint, registry: Registry) -> None:
+        from core import device
+
+        self.composed, self.config, self.checkpoint, self.registry = composed, composed.config, checkpoint, registry
+        self.default_threads = device.default_threads
+        self.device = device.pick(self.config.device)
+        self.on_cpu = self.device == "cpu"
+        self.limits, self.notes, self.reasons = sizes.limits(composed, checkpoint.config, self.on_cpu)
+        self.facts = self._facts()
+
+    def _facts(self) -> dict[str, Fact]:
+        """What is settled: the machine, the model, and everything given explicitly."""
+        config, where = self.config, self.composed.where
+        dtype = config.dtype if config.dtype != "auto" else ("float32" if self.on_cpu else self.checkpoint.dtype)
+        why = "default on a CPU" if self.on_cpu else "of the checkpoint"
+        chosen = "device=auto finds no other here" if config.device == "auto" and self.on_cpu else f"device={config.device}"
+        facts = {
+            "device": Fact(self.device.partition(":")[0], chosen),
+            "dtype": Fact(dtype, why if config.dtype == "auto" else where("dtype")),
+            "tensor_parallel_size": Fact(config.tensor_parallel_size, where("tensor_parallel_size")),
+        }
+        if size := sizes.head_size(self.checkpoint.config):
+            facts["head_size"] = Fact(size, "of the model")
+        if config.overlap != "auto":
+            facts["overlap"] = Fact(config.overlap, where("overlap"))
+        if config.graphs != "auto":
+            facts["graphs"] = Fact(config.graphs == "on", where("enforce_eager" if config.enforce_eager else "graphs"))
+        if (block_size := config.kv_allocator.block_size) != "auto":
+            facts["block_size"] = Fact(block_size, where("kv_allocator.block_size"))
+        given = config.sampling.params().given
+        values = {**{name: getattr(config.sampling, name, None) for name in given}, **config.sampling.theirs}
+        return facts | {f"sampling.{name}": Fact(values[name], where(f"sampling.{name}")) for name in given}
+
+    def resolved(self) -> Resolved:
+        if self.config.graphs == "on" and self.on_cpu:
+            self.reasons.append(f"graphs=on needs a GPU, got device cpu ({self.facts['device'].source}); way out: graphs=auto")
+        best = self._best()
+        if reasons := [*self.reasons, *best.reasons]:
+            raise CapabilityError(reasons)
+        values, config = {**{k: f.value for k, f in self.facts.items()}, **best.values}, self.config
+        threads = self.default_threads() if config.cpu_threads == "auto" else config.cpu_threads
+        return Resolved(
+            choices={kind: self._choice(kind, best, values["block_size"]) for kind in KINDS},
+            limits=self.limits,
+            device=self.device,
+            dtype=values["dtype"],
+            block_size=values["block_size"],
+            num_kv_blocks=None if config.num_kv_blocks == "auto" else config.num_kv_blocks,
+            kv_memory=None if config.kv_memory == "auto" else config.kv_memory,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            tensor_parallel_size=config.tensor_parallel_size,
+            overlap=values["overlap"],
+            graphs=values["graphs"],
+            compile=config.compile,
+            seed=config.seed,
+            cpu_threads=threads,
+            checkpoint=self.checkpoint,
+            notes=tuple(self.notes),
+            registry=self.registry,
+        )
+
+    def _best(self) -> _Candidate:
+        """The first way to fill the slots that has no reason against it, else the one with the fewest."""
+        options = [self._options(kind) for kind in KINDS]
+        candidates: list[_Candidate] = []
+        for found in itertools.product(*options):
+            candidates.append(self._candidate({f.component.kind: f for f in found}))
+            if not candidates[-1].reasons:
+                return candidates[-1]
+        return min(candidates, key=lambda c: len(c.reasons))
+
+    def _options(self, kind: str) -> list[Found]:
+        """One option where it is named; where it is auto all that may be picked, best first."""
+        name = self.composed.choices[kind]
+        if name != "auto":
+            return [self.registry.find(kind, name)]
+        if kind == "arch":
+            return [self._arch()]
+        ranked = [f for f in self.registry.options(kind) if kind != "attention" or "auto_rank" in f.component.provides]
+        if not ranked:
+            return [self.registry.find(kind, name)]  # raises, and says what there is
+        return sorted(ranked, key=lambda f: -f.component.provides.get("auto_rank", 0))
+
+    def _arch(self) -> Found:
+        key = "gguf_architectures" if self.checkpoint.is_gguf else "architectures"
+        word, options = self.checkpoint.architecture, self.registry.options("arch")
+        found = [f for f in options if word in f.component.provides.get(key, ())]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise CapabilityError(
+                [f"{' and '.join(f'arch={f.component.name} ({f})' for f in found)} both offer {word}: choose one"]
+            )
+        known = [a for f in options for a in f.component.provides.get(key, ())]
+        failed = "".join(f"\nplugin {plugin} could not be loaded: {why}" for plugin, why in self.registry.failed.items())
+        raise CapabilityError(
+            [
+                f"no plugin offers the architecture {word!r} of {self.checkpoint.name}{did_you_mean(word, known)} Known: "
+                f"{', '.join(known) or 'none'}; install a plugin for it, or force one of equal equations with arch=NAME{failed}"
+            ]
+        )
+
+    def _candidate(self, found: Mapping[str, Found]) -> _Candidate:
+        reasons, probes, parts = [], {}, []
+        for kind, item in found.items():
+            lacking = [f"{kind}={item.component.name} needs {text}" for text in missing(item.component)]
+            reasons += [f"{text}; {item.component.install}".rstrip("; ") for text in lacking]
+            capabilities = dict(item.component.capabilities)
+            if item.component.probe and not lacking and self._device_fits(item.component):
+                probes[kind] = run_probe(item.component)
+                capabilities |= probes[kind].capabilities or {}
+                reasons += [f"{kind}={item.component.name}: {probes[kind].problem}"] if probes[kind].problem else []
+            parts.append(Part(item, capabilities))
+        defaults = {"block_size": 16, "overlap": int(not self.on_cpu), "graphs": not self.on_cpu}
+        values, refused = negotiate(parts, self.facts, defaults, self._alternatives)
+        return _Candidate(found, probes, values, refused + reasons)
+
+    def _device_fits(self, component: Component) -> bool:
+        """A probe may import what only works on its own device."""
+        wanted = component.capabilities.get("device")
+        return wanted is None or wanted.ok(self.facts["device"].value)
+
+    def _alternatives(self, part: Part, key: str, value: Any) -> list[str]:
+        """Other options of the slot that accept the value: those that accept everything else too, if there are any."""
+        kind, own = part.found.component.kind, part.found.component.name
+        others = [f.component for f in self.registry.options(kind) if f.component.name != own and kind != "arch"]
+        others = [c for c in others if not missing(c) and (key not in c.capabilities or c.capabilities[key].ok(value))]
+        facts = {k: fact.value for k, fact in self.facts.items()}
+        fitting = [c for c in others if all(want.ok(facts[k]) for k, want in c.capabilities.items() if k in facts)]
+        return [c.name for c in fitting or others]
+
+    def _choice(self, kind: str, best: _Candidate, block_size: int) -> Choice:
+        found, settings = best.found[kind], getattr(self.config, kind)
+        if self.composed.choices[kind] == "auto":
+            settings = found.component.settings()
+        if kind == "kv_allocator":
+            settings = dataclasses.replace(settings, block_size=block_size)
+        probe = best.probes.get(kind, Probe())
+        return Choice(
+            found.component, settings, found.distribution, found.version, probe.provider, probe.version, self._why(kind, found)
+        )
+
+    def _why(self, kind: str, found: Found) -> str:
+        if self.composed.choices[kind] != "auto":
+            return self.composed.sources.get(kind, "default")
+        if kind == "arch":
+            return f"auto: the model says {self.checkpoint.architecture}"
+        keys = [k for k in ("device", "dtype", "tensor_parallel_size") if k in found.component.capabilities] or ["device"]
+        return "auto: the best that accepts " + ", ".join(f"{k} {show(self.facts[k].value)}" for k in keys)
+
+
+def describe(resolved: Resolved) -> tuple[str, dict[str, Any]]:
+    """(what is printed at start, the same for result.json)."""
+    rows = [("slot", "choice", "from", "why"), *_rows(resolved)]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    r, limits = resolved, resolved.limits
+    values = {
+        "device": f"{r.device}, {r.dtype}",
+        "block_size": r.block_size,
+        "overlap": r.overlap,
+        "graphs": show(r.graphs),
+        **{name: getattr(limits, name) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
+        "seed": r.seed,
+    }
+    lines.append(f"{r.checkpoint.name}: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    return "\n".join([*lines, *(f"note: {note}" for note in r.notes)]), {kind: _record(c) for kind, c in r.choices.items()}
+
+
+def _rows(resolved: Resolved) -> Iterator[tuple[str, str, str, str]]:
+    for kind, choice in resolved.choices.items():
+        provider = f", {choice.provider} {choice.provider_version}".rstrip() if choice.provider else ""
+        yield kind, choice.component.name, f"{choice.distribution} {choice.version}{provider}", choice.reason
+
+
+def _record(choice: Choice) -> dict[str, Any]:
+    return {
+        "name": choice.component.name,
+        "target": choice.component.target,
+        "settings": dataclasses.asdict(choice.settings),
+        "distribution": choice.distribution,
+        "version": choice.version,
+        "provider": choice.provider,
+        "provider_version": choice.provider_version,
+        "reason": choice.reason,
+    }
