@@ -1,0 +1,1 @@
+"""Attention backends. Each owns the layout of its KV cache."""
