@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import pluggy
 
-from core.capabilities import AtLeast, Constraint, MultipleOf, OneOf, Probe
-from core.params import SamplingParams
+from core.capabilities import AtLeast as AtLeast, Constraint, MultipleOf as MultipleOf, OneOf as OneOf, Probe as Probe
+from core.params import RequestMetrics, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +62,11 @@ class Component:
     requires: Sequence[str | tuple[str, ...]] = ()  # importable modules, "module>=1.2" where needed; a tuple is any-of
     install: str = ""  # the command that provides `requires`
     capabilities: Mapping[str, Constraint] = field(default_factory=dict)
-    """Constraints on device, dtype, block_size, head_size, graphs, overlap, tensor_parallel_size, ...; keys that start with
-    "sampling." constrain parameters that a request gives explicitly."""
+    """Constraints on device, dtype, block_size, head_size, graphs, overlap, tensor_parallel_size, ...; "sampling.NAME":
+    on a parameter that a request gives explicitly."""
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for others: architectures and gguf_architectures (arch), wants_history (sampler), cuda_only_auto, ..."""
+    """Facts for others: architectures and gguf_architectures (arch), auto_rank (higher: chosen first), wants_history (sampler)."""
     probe: str = ""  # "module:function" -> Probe, run only when the component is chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 
@@ -79,17 +79,6 @@ class Seat:
     blocks: list[int]  # block ids in order of position; 0 is a hole (positions no longer needed)
     computed: int  # positions [0, computed) are in the KV cache, or will be once launched steps are done
     published: int = 0  # leading blocks whose content was announced to the allocator
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """Seconds on the engine's clock; counts of this request. Written by the engine."""
-
-    arrival: float = 0.0
-    first_token: float | None = None
-    finish: float | None = None
-    cached_tokens: int = 0  # prompt positions found in the cache at the first admission
-    preemptions: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +125,7 @@ class Request:
         return self.length - (self.seat.computed if self.seat else 0) > 1
 
     @property
-    def exhausted(self) -> bool:  # no further token will be drawn, whatever their values
+    def exhausted(self) -> bool:
         return self.length >= self.limit
 
 
@@ -177,7 +166,7 @@ class HostContext:
     seed: int = 0
 
 
-class Part(ABC):  # host parts are built with a HostContext, device parts with a DeviceContext
+class Part(ABC):
     def __init__(self, settings: Any, context: Any) -> None:
         self.settings, self.context = settings, context
 

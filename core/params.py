@@ -1,4 +1,4 @@
-"""Sampling parameters of one request."""
+"""What a request asks for, and what is measured of it."""
 
 from __future__ import annotations
 
@@ -73,3 +73,14 @@ def _check(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be {rule}, got {value!r}")
     if not all(isinstance(t, int) and t >= 0 for t in values["stop_token_ids"]):
         raise ValueError(f"stop_token_ids must be token ids >= 0, got {values['stop_token_ids']!r}")
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds on the engine's clock; counts of this request. Written by the engine."""
+
+    arrival: float = 0.0
+    first_token: float | None = None
+    finish: float | None = None
+    cached_tokens: int = 0  # prompt positions found in the cache at the first admission
+    preemptions: int = 0
