@@ -23,7 +23,7 @@ def apply_prologue(q: Tensor, k: Tensor, positions: Tensor, prologue: Prologue) 
     """
     heads, half = q.shape[1], q.shape[2] // 2
     x = torch.cat((_normed(q, prologue.q_norm, prologue.eps), _normed(k, prologue.k_norm, prologue.eps)), 1).float()
-    cos, sin = prologue.cos_sin[positions][:, None].split(half, -1)  # [T, 1, D / 2]
+    cos, sin = prologue.cos_sin.index_select(0, positions)[:, None].split(half, -1)  # [T, 1, D / 2]
     first, second = x.split(half, -1)
     turned = x.unflatten(-1, (2, half)) * cos[:, None]
     turned[:, :, 0].addcmul_(second, sin, value=-1)
