@@ -59,8 +59,8 @@ def world(root: type, registry: Registry) -> Iterator[None]:
     check_clashes(conf_dir(), registry.presets)
     Plugins.instance().register(Presets)
     store = ConfigStore.instance()
-    before, store.repo = store.repo, {"hydra": store.repo["hydra"]}
-    _packages[:] = registry.presets
+    before, packages = store.repo, list(_packages)
+    store.repo, _packages[:] = {"hydra": store.repo["hydra"]}, list(registry.presets)
     store.store(name="base_config", node=_base(root))
     store.store(group="model", name="base_model", node=model_settings())
     for (kind, name), found in registry.components.items():
@@ -70,8 +70,7 @@ def world(root: type, registry: Registry) -> Iterator[None]:
     try:
         yield
     finally:
-        store.repo = before
-        _packages.clear()
+        store.repo, _packages[:] = before, packages
 
 
 def _base(root: type) -> DictConfig:
@@ -101,7 +100,7 @@ def _literal(value: Any) -> str:
 
 def registry_for(overrides: Sequence[str]) -> Registry:
     """plugins.block and plugins.strict decide what Hydra is offered, so they are read before it composes."""
-    values = {o.key_or_group: o.value() for o in parse(o for o in overrides if "plugins." in o)}
+    values = {o.key_or_group: o.value() for o in parse(o for o in overrides if re.match(r"\+*plugins\.(block|strict)=", o))}
     block = values.get("plugins.block") or []
     names = [str(text_of(name)) for name in (block if isinstance(block, list) else [block])]
     return discover(block=names, strict=values.get("plugins.strict") is True)

@@ -181,7 +181,7 @@ class _Resolver:
         ranked = [f for f in self.registry.options(kind) if kind != "attention" or "auto_rank" in f.component.provides]
         if not ranked:
             return [self.registry.find(kind, name)]  # raises, and says what there is
-        return sorted(ranked, key=lambda f: -f.component.provides.get("auto_rank", 0))
+        return sorted(ranked, key=lambda f: _rank(f.component))
 
     def _arch(self) -> Found:
         key = "gguf_architectures" if self.checkpoint.is_gguf else "architectures"
@@ -229,7 +229,7 @@ class _Resolver:
         others = [c for c in others if not missing(c) and (key not in c.capabilities or c.capabilities[key].ok(value))]
         facts = {k: fact.value for k, fact in self.facts.items()}
         fitting = [c for c in others if all(want.ok(facts[k]) for k, want in c.capabilities.items() if k in facts)]
-        return [c.name for c in fitting or others]
+        return [c.name for c in sorted(fitting or others, key=_rank)]
 
     def _choice(self, kind: str, best: _Candidate, block_size: int) -> Choice:
         found, settings = best.found[kind], getattr(self.config, kind)
@@ -249,6 +249,10 @@ class _Resolver:
             return f"auto: the model says {self.checkpoint.architecture}"
         keys = [k for k in ("device", "dtype", "tensor_parallel_size") if k in found.component.capabilities] or ["device"]
         return "auto: the best that accepts " + ", ".join(f"{k} {show(self.facts[k].value)}" for k in keys)
+
+
+def _rank(component: Component) -> int:
+    return -component.provides.get("auto_rank", 0)
 
 
 def describe(resolved: Resolved) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,122 @@
+"""The command line: `python -m core.run` and `inferlab`. Hydra composes and runs; errors and exit codes are ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from core import multirun
+from core.composition import registry_for, rewrite, translate, world
+from core.config import Config, finish
+from core.errors import message
+from core.interfaces import PROJECT
+from core.plugins import Registry
+from core.validation import Options
+from core.vocabulary import CONFIG_NAME, conf_dir, plain
+
+log = logging.getLogger(PROJECT)
+_errors: list[Exception] = []  # of the job: Hydra would print it in its own way, and more than once
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code of the command. Every user error is one message on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--debug" in arguments:
+        arguments.remove("--debug")
+        os.environ["INFERLAB_DEBUG"] = "1"  # for the jobs of a sweep too
+    try:
+        return _main(arguments)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        print(message(error, os.environ.get("INFERLAB_DEBUG") == "1"), file=sys.stderr)
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
+    if "--version" in arguments:
+        print(PROJECT, metadata.version(PROJECT))
+        return 0
+    registry = registry_for(arguments)
+    for plugin, why in registry.failed.items():
+        print(f"warning: plugin {plugin} could not be loaded: {why}", file=sys.stderr)
+    if "--help" in arguments or "-h" in arguments:
+        from core.helptext import help_text
+
+        print(help_text(registry, metadata.version(PROJECT)))
+        return 0
+    flags, folders = _config_dirs(arguments)
+    multirun.sweep.flags = flags
+    return _hydra(rewrite(arguments, registry, folders), registry)
+
+
+def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """--config-dir in its spellings: its presets count as known, and the jobs of a sweep need it too."""
+    flags: list[str] = []
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            flags += [name, value if equals else "".join(arguments[at + 1 : at + 2])]
+    return flags, [Path(folder) for folder in flags[1::2]]
+
+
+def _hydra(arguments: list[str], registry: Registry) -> int:
+    run = hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base="1.3")(_job)
+    _errors.clear()
+    try:
+        with world(Config, registry), _process(arguments):
+            run()
+    except Exception as error:
+        raise translate(error, Config, registry, [a for a in arguments if "=" in a and not a.startswith("-")]) from error
+    finally:
+        code = multirun.report()
+    if _errors:
+        raise _errors[0]
+    return code
+
+
+@contextmanager
+def _process(arguments: list[str]) -> Iterator[None]:
+    """What Hydra reads from the process: its arguments, and that errors are to be raised, not printed."""
+    before, argv = os.environ.get("HYDRA_FULL_ERROR"), sys.argv
+    os.environ["HYDRA_FULL_ERROR"], sys.argv = "1", [argv[0], *arguments]
+    on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that children are ended too
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, on_term)
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR") if before is None else os.environ.update(HYDRA_FULL_ERROR=before)
+
+
+def _job(node: DictConfig) -> Any:
+    settings = HydraConfig.get()
+    if settings.mode == RunMode.MULTIRUN:
+        return multirun.cell(node, settings)  # type: ignore[arg-type]
+    try:
+        return _run(node, settings)
+    except Exception as error:
+        _errors.append(error)
+
+
+def _run(node: DictConfig, settings: Any) -> dict[str, Any]:
+    overrides = [str(o) for o in settings.overrides.task]
+    composed = finish(Options(node, plain(settings.runtime.choices), overrides, registry_for(overrides)))
+    log.setLevel(composed.config.log_level.upper())
+    from core.app import run_job  # loads torch: only now
+
+    return run_job(composed, Path(settings.runtime.output_dir))

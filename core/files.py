@@ -1,0 +1,24 @@
+"""Writing result files. Light: the parent of a sweep uses it without loading torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    """All or nothing: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """None where there is no such file, or not a whole one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
