@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -183,9 +183,3 @@ class RandomSource:
         digest = hashlib.blake2b(f"{self.seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
         return torch.empty(shape).normal_(0.0, 0.02, generator=generator)
-
-
-def named(found: Iterable[str], limit: int = 8) -> str:
-    """Names for a message, the first few of many."""
-    names = sorted(found)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
-
-from core.sources import named
 
 if TYPE_CHECKING:
     from core.checkpoint import Checkpoint
@@ -36,10 +34,11 @@ def check(
         if tuple(shape) != tuple(wanted[name])
     ]
     problems = {"missing": set(wanted) - set(found), "unexpected": unused, "of another shape": misshapen}
-    text = "; ".join(f"{len(names)} {what}: {named(names)}" for what, names in problems.items() if names)
+    text = "; ".join(f"{len(names)} {what}: {_listed(names)}" for what, names in problems.items() if names)
     if text:
         raise ValueError(
-            f"the checkpoint does not fit the model: {text}. Looked at {named(files)}; is it complete, and arch= the right one?"
+            f"the checkpoint does not fit the model: {text}. Looked at {_listed(files)};"
+            " is it complete, and is arch= the right one?"
         )
 
 
@@ -47,3 +46,9 @@ def _bar(tensors: Iterator[tuple[str, Weight]], total: int) -> Iterator[tuple[st
     from tqdm import tqdm
 
     yield from tqdm(tensors, total=total, desc="loading weights", unit="tensor", file=sys.stderr, leave=False)
+
+
+def _listed(found: Iterable[str], limit: int = 8) -> str:
+    """Names for a message, the first few of many."""
+    names = sorted(found)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

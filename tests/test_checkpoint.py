@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
 from core.checkpoint import Checkpoint, ModelSettings, open_checkpoint
-from core.gguf_config import llama3_divisors
-from core.gguf_file import GGUFFile
+from core.text import Tokenizer
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 300, "eos_token_id": 9}
 PRESETS = Path(__file__).parents[1] / "conf" / "model"
@@ -63,6 +61,12 @@ def opened(path: Path, **settings) -> Checkpoint:
     return open_checkpoint(ModelSettings(path=str(path), **settings))
 
 
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    found = checkpoint.tokenizer()
+    assert found is not None
+    return found
+
+
 @needs_model
 def test_default_model():
     """Every number of the default model, as SmolLM2's config.json has it; GGUF names no dtype: bfloat16 (B42)."""
@@ -96,12 +100,13 @@ def test_pickle_is_small_and_reopens():
     data = pickle.dumps(checkpoint)
     assert len(data) < 2000
     copy = pickle.loads(data)
-    assert copy.tokenizer().encode("Hello") == checkpoint.tokenizer().encode("Hello")
+    assert tokenizer_of(copy).encode("Hello") == tokenizer_of(checkpoint).encode("Hello")
     assert copy.stop_token_ids == {2}
 
 
 def preset(name: str) -> ModelSettings:
     node = OmegaConf.load(PRESETS / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
     assert node.pop("defaults") == ["base_model"]
     settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSettings), node))
     assert isinstance(settings, ModelSettings)
@@ -120,8 +125,10 @@ def test_qwen3_presets(name, layers, hidden, tied):
     checkpoint = open_checkpoint(settings)
     config = checkpoint.config
     assert (config["num_hidden_layers"], config["hidden_size"], config["tie_word_embeddings"]) == (layers, hidden, tied)
-    assert checkpoint.architecture == "Qwen3ForCausalLM" and checkpoint.dtype == "bfloat16"
-    assert checkpoint.tokenizer() is None and checkpoint.stop_token_ids == {151645}
+    assert checkpoint.architecture == "Qwen3ForCausalLM"
+    assert checkpoint.dtype == "bfloat16"
+    assert checkpoint.tokenizer() is None
+    assert checkpoint.stop_token_ids == {151645}
     if name == "0.6b":
         assert 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2 == 114_688
 
@@ -131,8 +138,10 @@ def test_tiny_presets(name):
     """They need no file and no tokenizer: what a clean installation can run."""
     checkpoint = open_checkpoint(preset(name))
     tokenizer = checkpoint.tokenizer()
-    assert tokenizer is not None and tokenizer.decode(tokenizer.encode("hé")) == "hé"
-    assert checkpoint.stop_token_ids == {257} and checkpoint.config["vocab_size"] > 257
+    assert tokenizer is not None
+    assert tokenizer.decode(tokenizer.encode("hé")) == "hé"
+    assert checkpoint.stop_token_ids == {257}
+    assert checkpoint.config["vocab_size"] > 257
 
 
 def test_every_preset_is_valid():
@@ -184,7 +193,8 @@ def test_path_wins_and_stays_local(tmp_path, monkeypatch):
     (tmp_path / "org").mkdir()
     folder(tmp_path / "org" / "name")
     checkpoint = open_checkpoint(ModelSettings(path="org/name", package="absent_package/x.gguf"))
-    assert checkpoint.name == "name" and checkpoint.architecture == "LlamaForCausalLM"
+    assert checkpoint.name == "name"
+    assert checkpoint.architecture == "LlamaForCausalLM"
 
 
 def test_hub_id(tmp_path, monkeypatch):
@@ -199,7 +209,8 @@ def test_hub_id(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert open_checkpoint(ModelSettings(path="Org/Name-1.5")).name == "Name-1.5"
-    assert asked["name"] == "Org/Name-1.5" and not any(".bin" in pattern for pattern in asked["patterns"])
+    assert asked["name"] == "Org/Name-1.5"
+    assert not any(".bin" in pattern for pattern in asked["patterns"])
 
     def offline(name, allow_patterns):
         raise huggingface_hub.errors.LocalEntryNotFoundError("cannot reach the hub\nmore")
@@ -216,7 +227,8 @@ def test_hub_offline(tmp_path):
     code = "from core.checkpoint import *; open_checkpoint(ModelSettings(path='no-such-org/no-such-model'))"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "no such file or directory, and as hub id" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert "no such file or directory, and as hub id" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("text", ["absent", "/absent/dir", "a/b/c", "./org/name", "org/"])
@@ -280,98 +292,14 @@ def test_random_needs_a_configuration(tmp_path):
 def test_tokenizer_choice(tmp_path):
     path = folder(tmp_path / "m")
     assert opened(path).tokenizer() is None
-    assert opened(path, tokenizer="byte").tokenizer().vocab_size == 256
+    assert tokenizer_of(opened(path, tokenizer="byte")).vocab_size == 256
     assert opened(write_gguf(tmp_path / "m.gguf"), tokenizer="none").tokenizer() is None
-
-
-def test_gguf_reader_agrees_with_the_package(tmp_path):
-    """Our header reader is there for speed only: every value type, nested arrays and alignment as GGUFReader reads them."""
-
-    def extra(writer):
-        writer.add_uint8("t.u8", 200)
-        writer.add_int64("t.i64", -(2**40))
-        writer.add_float64("t.f64", 0.1)
-        writer.add_bool("t.bool", True)
-        writer.add_string("t.text", "é\n")
-        writer.add_array("t.texts", ["a", "", "ü"])
-        writer.add_array("t.ints", [1, 2, 3])
-        writer.add_custom_alignment(64)
-
-    path = write_gguf(tmp_path / "m.gguf", {"x": np.arange(6, dtype=np.float16).reshape(2, 3)}, extra=extra)
-    ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
-    wanted = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
-    assert ours.fields == wanted
-    for tensor in theirs.tensors:
-        info = ours.tensors[tensor.name]
-        assert (info.offset, info.size, info.shape) == (tensor.data_offset, tensor.n_bytes, tuple(tensor.shape.tolist()[::-1]))
-    assert ours.read("x").tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_gguf_configuration(tmp_path):
-    """Head size, biases, ties and rotary settings come from metadata or from which tensors exist (B39)."""
-
-    def extra(writer):
-        writer.add_key_length(16)
-        writer.add_value_length(16)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(2.0)
-
-    tensors = {"output.weight": np.ones((300, 32), np.float32), "blk.0.attn_q.bias": np.ones(64, np.float32)}
-    config = opened(write_gguf(tmp_path / "m.gguf", tensors, kind="qwen3", extra=extra)).config
-    assert (config["head_dim"], config["vocab_size"], config["rope_theta"]) == (16, 300, 10000.0)
-    assert config["attention_bias"] and not config["tie_word_embeddings"]
-    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
-
-
-def test_gguf_llama3_scaling(tmp_path):
-    """rope_freqs.weight is Llama 3's scaling, not a weight; one that cannot be explained is refused, never dropped."""
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 8192
-    rope = {"rope_theta": 500000.0, **scaling}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=16384, rope_parameters=rope)
-    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    divisors = 500000.0 ** (-torch.arange(0, 16, 2) / 16) / theirs
-    ours = llama3_divisors(500000.0, 16, **{key: value for key, value in scaling.items() if key != "rope_type"})
-    torch.testing.assert_close(torch.tensor(ours), divisors, rtol=1e-5, atol=0)
-
-    def extra(writer):
-        writer.add_key_length(16)
-        writer.add_value_length(16)
-        writer.add_rope_freq_base(500000.0)
-
-    path = write_gguf(tmp_path / "m.gguf", {"rope_freqs.weight": divisors.numpy()}, extra=extra)
-    assert opened(path).config["rope_scaling"] == scaling
-    with pytest.raises(ValueError, match=r"rope_freqs\.weight.*model\.path=DIR"):
-        opened(write_gguf(path, {"rope_freqs.weight": divisors.numpy() + 0.5}, extra=extra))
-
-
-def test_gguf_refusals(tmp_path):
-    """Files that would be half understood: named, with what is wrong."""
-    good = write_gguf(tmp_path / "m.gguf").read_bytes()
-    bad = tmp_path / "bad.gguf"
-    for data, message in (
-        (b"nope" + good[4:], "not a GGUF file"),
-        (good[:200], "damaged or cut short"),
-        (good[:-64], "cut short: tensor token_embd.weight"),
-        (good[:4] + struct.pack(">I", 3) + good[8:], "version"),
-    ):
-        bad.write_bytes(data)
-        with pytest.raises(ValueError, match=message):
-            opened(bad)
-    with pytest.raises(ValueError, match="differs from layer to layer"):
-        opened(write_gguf(bad, extra=lambda writer: writer.add_feed_forward_length([8, 16])))
-    with pytest.raises(ValueError, match="join them"):
-        opened(write_gguf(bad, extra=lambda writer: writer.add_uint16("split.count", 3)))
-    with pytest.raises(ValueError, match="differ in size"):
-        opened(write_gguf(bad, extra=lambda writer: writer.add_value_length(4)))
 
 
 def test_import_is_light():
     """Settings must be importable before anything heavy: neither torch nor transformers nor gguf."""
-    code = "import sys, core.checkpoint, core.weights; print([m for m in ('torch', 'transformers', 'gguf', 'tokenizers') if m in sys.modules])"
+    heavy = ("torch", "transformers", "gguf", "tokenizers")
+    code = f"import sys, core.checkpoint, core.weights; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
     )

