@@ -11,8 +11,18 @@ from typing import Any
 
 from core.gguf_file import GGUFFile
 
+_EMBEDDING = "token_embd.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # one divisor per rotary frequency: how GGUF stores Llama 3's scaling
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_WAY_OUT = "use the Hugging Face directory of this model (model.path=DIR)"
+_ROPE_WORDS = {  # GGUF's word: config.json's in rope_scaling
+    "rope.scaling.type": "",
+    "rope.scaling.factor": "",
+    "rope.scaling.finetuned": "",  # says how the model was made, changes nothing
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
 _WORDS = {  # config.json's word: GGUF's, after "<architecture>."
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -31,61 +41,50 @@ _TOKENS = {"bos_token_id": "tokenizer.ggml.bos_token_id", "eos_token_id": "token
 def config_from_gguf(file: GGUFFile) -> dict[str, Any]:
     """The model's configuration in config.json's words; numbers that GGUF leaves out get the value its readers assume."""
     kind = file.fields.get("general.architecture")
-    if not isinstance(kind, str):
-        raise ValueError(f"{file.path} names no general.architecture; is it a model?")
-    given = {key[len(kind) + 1 :]: value for key, value in file.fields.items() if key.startswith(f"{kind}.")}
-    missing = [word for word in ("embedding_length", "block_count", "attention.head_count") if word not in given]
-    if missing or "token_embd.weight" not in file.tensors:
-        absent = [f"{kind}.{word}" for word in missing] or ["token_embd.weight"]
-        raise ValueError(f"{file.path} is no language model that can be run: it lacks {', '.join(absent)}")
+    given = {key[len(f"{kind}.") :]: value for key, value in file.fields.items() if key.startswith(f"{kind}.")}
+    missing = [f"{kind}.{word}" for word in ("embedding_length", "block_count", "attention.head_count") if word not in given]
+    missing += [] if _EMBEDDING in file.tensors else [_EMBEDDING]
+    if missing:
+        raise ValueError(f"{file.path} is no language model that can be run: it lacks {', '.join(missing)}")
+    config = _sizes(file, given) | {
+        "model_type": kind,
+        "vocab_size": file.tensors[_EMBEDDING].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+    config |= {word: file.fields[key] for word, key in _TOKENS.items() if key in file.fields}
+    return config | {"rope_scaling": _rope_scaling(file, given, config)}
+
+
+def _sizes(file: GGUFFile, given: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {word: given[theirs] for word, theirs in _WORDS.items() if theirs in given}
-    config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    config.setdefault("rope_theta", 10000.0)
-    _check_uniform(file, kind, config)
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    # The file stores a float32: 9.999999747378752e-06 was 1e-05 in config.json.
-    config["rms_norm_eps"] = float(f"{config.get('rms_norm_eps', 1e-6):.6g}")
-    if given.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
-        raise ValueError(
-            f"{file.path}: keys of {config['head_dim']} and values of {given['attention.value_length']} differ in size"
-        )
-    if given.get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
-        config["partial_rotary_factor"] = given["rope.dimension_count"] / config["head_dim"]
-    return (
-        config
-        | {
-            "model_type": kind,
-            "hidden_act": "silu",
-            "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-            "rope_scaling": _rope_scaling(file, given, config),
-        }
-        | {word: file.fields[key] for word, key in _TOKENS.items() if key in file.fields}
-    )
-
-
-def _check_uniform(file: GGUFFile, kind: str, config: Mapping[str, Any]) -> None:
-    """Layers of different sizes are lists in GGUF; no word of config.json's says that."""
     for word, value in config.items():
         if isinstance(value, list):
-            raise ValueError(f"{file.path}: {kind}.{_WORDS[word]} differs from layer to layer, which is not supported")
+            raise ValueError(f"{file.path}: {_WORDS[word]} differs from layer to layer, which is not supported")
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    config.setdefault("rope_theta", 10000.0)
+    size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if given.get("attention.value_length", size) != size:
+        raise ValueError(f"{file.path}: keys of {size} and values of {given['attention.value_length']} differ in size")
+    if given.get("rope.dimension_count", size) != size:
+        config["partial_rotary_factor"] = given["rope.dimension_count"] / size
+    if "rms_norm_eps" in config:  # stored as float32: 9.999999747378752e-06 was 1e-05 in config.json
+        config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.6g}")
+    return config
 
 
 def _rope_scaling(file: GGUFFile, given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
     if _ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, config)
-    kind = given.get("rope.scaling.type", "none")
-    factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 1.0))
+    if unknown := [word for word in given if word.startswith("rope.scaling.") and word not in _ROPE_WORDS]:
+        raise ValueError(f"{file.path}: rotary settings {', '.join(unknown)} are not supported; {_WAY_OUT}")
+    factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 0.0))
+    kind = given.get("rope.scaling.type", "linear" if factor else "none")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
-    scaling = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = given.get("rope.scaling.original_context_length")
-        for ours, theirs in {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}.items():
-            scaling |= {ours: given[f"rope.scaling.{theirs}"]} if f"rope.scaling.{theirs}" in given else {}
-    return scaling
+    words = {word: given[key] for key, word in _ROPE_WORDS.items() if word and key in given}
+    return words | {"rope_type": kind, "factor": factor}
 
 
 def _llama3_scaling(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _llama3_scaling(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]
     if len(stored) != len(wanted) or any(abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)):
         raise ValueError(
             f"{file.path}: its {_ROPE_FACTORS} is not the scaling of Llama 3 ({_LLAMA3}), and GGUF does not say which it is;"
-            " use the Hugging Face directory of this model (model.path=DIR)"
+            f" {_WAY_OUT}"
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 

@@ -57,6 +57,14 @@ def test_gguf_configuration(tmp_path):
     assert not config["tie_word_embeddings"]
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
 
+    def yarn(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+    wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert opened(write_gguf(tmp_path / "y.gguf", extra=yarn)).config["rope_scaling"] == wanted
+
 
 def test_gguf_llama3_scaling(tmp_path):
     """rope_freqs.weight is Llama 3's scaling, not a weight; one that cannot be explained is refused, never dropped."""
@@ -100,6 +108,8 @@ def test_gguf_refusals(tmp_path):
         opened(write_gguf(bad, extra=lambda writer: writer.add_feed_forward_length([8, 16])))
     with pytest.raises(ValueError, match="join them"):
         opened(write_gguf(bad, extra=lambda writer: writer.add_uint16("split.count", 3)))
+    with pytest.raises(ValueError, match=r"rope\.scaling\.attn_factor are not supported"):
+        opened(write_gguf(bad, extra=lambda writer: writer.add_rope_scaling_attn_factors(2.0)))
     with pytest.raises(ValueError, match="differ in size"):
         opened(write_gguf(bad, extra=lambda writer: writer.add_value_length(4)))
 
