@@ -16,6 +16,7 @@ import hydra.conf  # noqa: F401  (fills the ConfigStore with Hydra's own groups)
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
@@ -158,7 +159,7 @@ def composed_by_hydra(root: type, overrides: list[str]) -> Options:
     registry = registry_for(overrides)
     overrides = rewrite(overrides, registry)
     try:
-        with world(root, registry), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with world(root, registry), _no_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             node = compose(CONFIG_NAME, overrides, return_hydra_config=True)
     except Exception as error:
         raise _as_value_error(translate(error, root, registry, overrides)) from error
@@ -166,6 +167,16 @@ def composed_by_hydra(root: type, overrides: list[str]) -> Options:
     with open_dict(node):
         del node["hydra"]
     return Options(node, chosen, [o for o in overrides if not o.lstrip("+~").startswith("hydra.")], registry)
+
+
+@contextmanager
+def _no_application() -> Iterator[None]:
+    """Somebody's Hydra application may be running: it is set aside, Hydra allows one at a time."""
+    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = running
 
 
 def _as_value_error(error: Exception) -> Exception:

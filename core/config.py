@@ -18,6 +18,7 @@ from core.plugins import Registry
 __all__ = ["Composed", "Config", "SamplingSettings", "compose", "finish", "override"]
 
 SWITCH = {"auto": "auto", "on": "on", "off": "off", "True": "on", "False": "off", "true": "on", "false": "off"}
+TASKS = ("generate",)
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1}
 QUESTIONS = (
     "What is the capital of France?",
@@ -126,6 +127,7 @@ class Config:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "cpu_threads"):
             _check_count(name, getattr(self, name))
         _check_count("tensor_parallel_size", self.tensor_parallel_size, auto="")
+        _check_one_of("task", self.task, TASKS)
         _check_one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
         _check_one_of("overlap", self.overlap, ("auto", 0, 1))
@@ -177,6 +179,8 @@ def compose(overrides: Sequence[str] = (), source: str = "command line") -> Comp
 def finish(options: Options, source: str = "command line") -> Composed:
     """Validate what Hydra composed: prefixes such as + and ++ pass its own checks."""
     config, choices = options.validated(Config)
+    if sorted(config.plugins.block) != list(options.registry.blocked):
+        raise ConfigError(f"plugins.block works on the command line only, not in a preset (got {config.plugins.block})")
     sources = dict.fromkeys(options.changed(Config), "preset") | dict.fromkeys(options.given(), source)
     return Composed(config, choices, frozenset(sources), sources, options.raw, options.registry)
 
@@ -188,7 +192,8 @@ def _check_count(name: str, value: Any, auto: str = "auto") -> None:
 
 def _check_one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if isinstance(value, bool) or value not in allowed:
-        raise ConfigError(f"{name} must be {', '.join(map(str, allowed[:-1]))} or {allowed[-1]}, got {value!r}")
+        words = " or ".join(filter(None, (", ".join(map(str, allowed[:-1])), str(allowed[-1]))))
+        raise ConfigError(f"{name} must be {words}, got {value!r}")
 
 
 def _switch(name: str, value: Any, auto: bool = True) -> str:

@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """Names that `word` was probably meant to be, best first; dotted names also match by their last part."""
-    names = sorted(set(known))
+    names = sorted(name for name in set(known) if not word.startswith(f"{name}."))
     leaf = word.rpartition(".")[2]
     exact = [n for n in names if n.rpartition(".")[2] == leaf and n != word]
     by_leaf = [n for n in names if difflib.SequenceMatcher(None, leaf, n.rpartition(".")[2]).ratio() >= 0.75]

@@ -50,7 +50,7 @@ class Options:
             refuse_choice(kind, self.chosen.get(kind), self.registry)
         choices = {kind: str(self.chosen[kind]) for kind in KINDS}
         kinds = {**{kind: self._settings(kind, name) for kind, name in choices.items()}, "model": model_settings()}
-        self._refuse_unknown("", root, {k: v for k, v in self.node.items() if k not in kinds}, vocabulary(root, self.registry))
+        self._refuse_unknown("", root, {k: v for k, v in self.node.items() if k not in kinds}, root)
         slots = {kind: self._object(kind, settings, self.node.get(kind), root) for kind, settings in kinds.items()}
         theirs = self._theirs(choices["sampler"], root)
         rest = self.node.copy()
@@ -68,18 +68,19 @@ class Options:
 
     def _object(self, prefix: str, settings: type, node: Any, root: type) -> Any:
         node = OmegaConf.create({}) if node is None else node
-        self._refuse_unknown(prefix, settings, node, vocabulary(root, self.registry))
+        self._refuse_unknown(prefix, settings, node, root)
         return _typed(prefix, settings, node)
 
-    def _refuse_unknown(self, prefix: str, settings: type, node: Mapping[Any, Any], known: set[str]) -> None:
+    def _refuse_unknown(self, prefix: str, settings: type, node: Mapping[Any, Any], root: type) -> None:
         own = {f.name: f.default_factory for f in fields(settings)}
         for key, value in node.items():
             full = f"{prefix}.{key}" if prefix else str(key)
             if key not in own:
+                known = vocabulary(root, self.registry) | {f"{prefix}.{name}".lstrip(".") for name in own}
                 raise ConfigError(unknown(full, known, self.registry, self.chosen))
             inner = own[key]
             if isinstance(inner, type) and is_dataclass(inner) and isinstance(value, DictConfig):
-                self._refuse_unknown(full, inner, value, known)
+                self._refuse_unknown(full, inner, value, root)
 
     def _theirs(self, sampler: str, root: type) -> dict[str, Any]:
         given = self.raw.get("sampling", {}).get("theirs") or {}
@@ -88,7 +89,7 @@ class Options:
             return {}
         if settings is None:
             raise ConfigError(f"sampler={sampler} has no parameters of its own, got sampling.theirs={given}")
-        self._refuse_unknown("sampling.theirs", settings, given, {f"sampling.theirs.{f.name}" for f in fields(settings)})
+        self._refuse_unknown("sampling.theirs", settings, given, root)
         checked = _typed("sampling.theirs", settings, given)
         return {name: getattr(checked, name) for name in given}
 

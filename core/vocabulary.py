@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def option_names(kind: str, registry: Registry) -> list[str]:
     return (["auto"] if kind in AUTO_KINDS else []) + [found.component.name for found in registry.options(kind)]
 
 
-def default_choices() -> dict[str, str]:
+@cache
+def default_choices() -> Mapping[str, str]:
     """kind -> option, from conf/config.yaml."""
     entries = plain(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml")["defaults"])
     return {k: v for entry in entries if isinstance(entry, dict) for k, v in entry.items()}

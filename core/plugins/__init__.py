@@ -46,6 +46,7 @@ class Registry:
     components: dict[tuple[str, str], Found] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # plugin -> one line
     presets: dict[str, str] = field(default_factory=dict)  # package with YAML presets -> plugin
+    blocked: tuple[str, ...] = ()
     manager: pluggy.PluginManager = field(default_factory=lambda: pluggy.PluginManager(PROJECT))
 
     def options(self, kind: str) -> list[Found]:
@@ -84,7 +85,7 @@ def discover(*, block: Sequence[str] = (), strict: bool = False) -> Registry:
 
 @lru_cache
 def _discover(block: tuple[str, ...]) -> Registry:
-    registry = Registry()
+    registry = Registry(blocked=block)
     registry.manager.add_hookspecs(hooks)
     registry.manager.register(_Builder(), name=PROJECT)
     for entry, distribution in _entry_points(block):
