@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ NONE = Prologue(None, None, 1e-6, torch.empty(0))
 NAN = float("nan")
 
 
-def build(cls, spec, blocks, block_size, fill=NAN):
+def build(cls, spec, blocks, block_size, fill=NAN) -> Any:
     """A backend whose cache holds `fill` everywhere."""
     made = cls(None, SimpleNamespace(device=torch.device("cpu")))
     made.allocate(spec, blocks, block_size)
@@ -105,7 +106,7 @@ def run(backend, spec, batch, rng, state=None):
 def test_random_steps_equal_the_dense_definition(backend, block_size, heads):
     """B12, B39, B48: decodes, prompts, prompts with a cached prefix, mixed at random, the pool full of NaN."""
     rng = np.random.default_rng(block_size * 100 + heads[0])
-    spec = KVSpec(2, *heads, 8, torch.float32)
+    spec = KVSpec(2, heads[0], heads[1], 8, torch.float32)
     tested, dense = build(backend, spec, 200, block_size), Dense(spec)
     free = list(rng.permutation(np.arange(1, 200)))
     seats = {name: [0, []] for name in range(5)}
@@ -172,7 +173,8 @@ def test_a_chunk_reads_what_another_chunk_of_the_batch_writes(backend):
     tested, dense = build(backend, spec, 10, 4), Dense(spec)
     reader, writer = (4, 3, [7, 2]), (0, 4, [7])
     batch = make_batch([reader, writer], 4)
-    (q, k, v), got = (x[0] for x in run(tested, spec, batch, rng))
+    inputs, outputs = run(tested, spec, batch, rng)
+    (q, k, v), got = inputs[0], outputs[0]
     dense.forward(0, q[3:], k[3:], v[3:], [writer], ["a"])
     dense.history |= {(0, "b", p): dense.history[0, "a", p] for p in range(4)}
     want = dense.forward(0, q, k, v, [reader, writer], ["b", "a"])

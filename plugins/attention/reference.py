@@ -18,8 +18,8 @@ class Reference(AttentionBackend):
 
     spec: KVSpec
     block_size: int
-    keys: Tensor | None = None
-    values: Tensor | None = None
+    keys: Tensor
+    values: Tensor
 
     def block_bytes(self, spec: KVSpec, block_size: int) -> int:
         """Keys and values of all layers."""
@@ -27,7 +27,7 @@ class Reference(AttentionBackend):
 
     def allocate(self, spec: KVSpec, blocks: int, block_size: int) -> None:
         """Uninitialised on purpose: no result may depend on what was never written."""
-        self.keys = self.values = None
+        self.keys = self.values = torch.empty(0)
         self.spec, self.block_size = spec, block_size
         shape = (spec.num_layers, blocks * block_size, spec.num_kv_heads, spec.head_size)
         self.keys = torch.empty(shape, dtype=spec.dtype, device=self.context.device)
@@ -39,8 +39,6 @@ class Reference(AttentionBackend):
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, state: Any, prologue: Prologue) -> Tensor:
         """All stores, then chunk after chunk."""
-        assert self.keys is not None
-        assert self.values is not None
         keys, values = self.keys[layer], self.values[layer]
         keys[batch.kv_slots], values[batch.kv_slots] = k, v
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -56,7 +54,6 @@ class Reference(AttentionBackend):
     def move(self, pairs: Array) -> None:
         """One after the other: a block may be the target of one pair and the source of a later one."""
         for tensor in (self.keys, self.values):
-            assert tensor is not None
             blocks = tensor.unflatten(1, (-1, self.block_size))
             for source, target in pairs.tolist():
                 blocks[:, target] = blocks[:, source]

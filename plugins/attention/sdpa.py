@@ -46,7 +46,7 @@ class Sdpa(AttentionBackend):
 
     spec: KVSpec
     block_size: int
-    cache: Tensor | None = None
+    cache: Tensor
 
     def block_bytes(self, spec: KVSpec, block_size: int) -> int:
         """Keys and values of all layers."""
@@ -54,12 +54,11 @@ class Sdpa(AttentionBackend):
 
     def allocate(self, spec: KVSpec, blocks: int, block_size: int) -> None:
         """Uninitialised on purpose: no result may depend on what was never written."""
-        self.cache = None
-        self._layers: list[Tensor] = []
+        self.cache, self._layers = torch.empty(0), list[Tensor]()
         self.spec, self.block_size = spec, block_size
         shape = (spec.num_layers, 2 * spec.num_kv_heads, blocks * block_size, spec.head_size)
-        cache = self.cache = torch.empty(shape, dtype=spec.dtype, device=self.context.device)
-        self._layers = list(cache.unbind(0))
+        self.cache = torch.empty(shape, dtype=spec.dtype, device=self.context.device)
+        self._layers = list(self.cache.unbind(0))
         heads = torch.arange(2 * spec.num_kv_heads, device=self.context.device)
         self._heads = (heads * (blocks * block_size)).view(2, 1, spec.num_kv_heads, 1)
 
@@ -128,7 +127,6 @@ class Sdpa(AttentionBackend):
 
     def move(self, pairs: Array) -> None:
         """One after the other: a block may be the target of one pair and the source of a later one."""
-        assert self.cache is not None
         blocks = self.cache.unflatten(2, (-1, self.block_size))
         for source, target in pairs.tolist():
             blocks[:, :, target] = blocks[:, :, source]

@@ -111,7 +111,7 @@ def draw_ranked(logits: Tensor, floats: Tensor, seeds: Tensor, positions: Tensor
     enough = top_p * torch.where(top_k > 0, mass[:, -1:], 1.0)
     keep[:, 1:] &= mass[:, :-1] < enough
     keep &= values >= values[:, :1] + min_p
-    settled = ((top_k > 0) & (top_k <= width)) | (mass[:, -1:] >= enough) | (values[:, -1:] < values[:, :1] + min_p)
+    settled = torch.where(top_k > 0, top_k <= width, (mass[:, -1:] >= enough) | (values[:, -1:] < values[:, :1] + min_p))
     scores = (values + gumbel(seeds, positions, ids.to(torch.int32))).masked_fill(~keep, float("-inf"))
     best = scores == scores.amax(dim=-1, keepdim=True)
     return torch.where(best, ids, logits.shape[1] - 1).amin(dim=-1), settled.squeeze(1)
