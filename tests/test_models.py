@@ -1,4 +1,4 @@
-"""The architectures against transformers' own, with the same weights; what they refuse; norm and rotary tables."""
+"""The architectures against transformers' own, with the same weights; what they refuse; the norm."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from core.interfaces import Attend, DeviceContext, Limits, ModelArch, NoSettings, Prologue
 from core.parallel import Solo
 from core.prologue import apply_prologue
 from plugins.models.common.norm import add_rms_norm, rms_norm
-from plugins.models.common.rope import rope_settings, rope_table
 from plugins.models.llama import Llama
 from plugins.models.qwen3 import Qwen3
 
@@ -243,36 +241,6 @@ def test_smollm2_from_gguf_agrees_with_transformers() -> None:
     with torch.no_grad():
         wanted = theirs(tokens[None]).logits[0]
     torch.testing.assert_close(logits(model, tokens), wanted, atol=2e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "words", [LLAMA3, {"rope_type": "default", "rope_theta": 123.0}, None], ids=["llama3", "default", "none"]
-)
-def test_rope_tables_equal_transformers(words: dict[str, Any] | None) -> None:
-    """B38: theta and type from transformers 5's dict, or its defaults."""
-    config = transformers.LlamaConfig(**TINY, rope_parameters=words)
-    table = rope_table(config.to_dict(), 12, MAX_LEN, CPU)
-    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(MAX_LEN)[None])
-    assert table.dtype == torch.float32
-    torch.testing.assert_close(table, torch.cat((cos[0, :, :6], sin[0, :, :6]), -1), atol=1e-6, rtol=0)
-
-
-def test_rope_settings_of_every_age() -> None:
-    """B38: config.json before transformers 5 keeps theta apart, and the older word for the type."""
-    old = {"rope_theta": 500.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
-    older = {"rope_theta": 500.0, "rope_scaling": {**old["rope_scaling"], "type": "llama3"}}
-    del older["rope_scaling"]["rope_type"]
-    new = {"rope_parameters": LLAMA3}
-    assert rope_settings(old) == rope_settings(older) == rope_settings(new)
-    assert rope_settings({"rope_scaling": None}) == {"type": "default", "theta": 10000.0}
-    assert rope_settings({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default"}})["theta"] == 7.0
-
-
-def test_one_rope_table_for_all_layers() -> None:
-    """The table is made once, as long as the longest request, and is no part of the checkpoint."""
-    model = Llama(NoSettings(), context(TINY, max_len=50))
-    assert len({id(layer.attention.prologue.cos_sin) for layer in model.layers}) == 1
-    assert model.layers[0].attention.prologue.cos_sin.shape == (50, 12)
 
 
 REFUSED = {
