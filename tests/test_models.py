@@ -190,7 +190,7 @@ def test_bfloat16_stays_close_and_keeps_its_type() -> None:
 
 
 def test_rows_do_not_depend_on_their_company() -> None:
-    """B33: a token's product is the same alone and among others (packed weights on a CPU)."""
+    """B33: a token's products agree alone and among others, to rounding (packed weights on a CPU)."""
     model = loaded(Llama(NoSettings(), context(TINY)), reference(transformers.LlamaConfig(**TINY)).state_dict())
     tokens, positions = torch.arange(40), torch.arange(40)
     with torch.inference_mode():
