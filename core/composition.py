@@ -143,7 +143,8 @@ def translate(error: Exception, root: type, registry: Registry, overrides: Seque
     chosen = {**default_choices(), **{o.key_or_group: o.value() for o in parsed if o.key_or_group in KINDS}}
     try:
         for kind in KINDS:
-            refuse_choice(kind, chosen[kind], registry)
+            for name in chosen[kind].list if isinstance(chosen[kind], ChoiceSweep) else [chosen[kind]]:
+                refuse_choice(kind, name, registry)
     except ValueError as better:
         return better
     if found := re.match(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", str(error)):

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.params import SamplingParams
 from core.plugins import Registry
 
-__all__ = ["Composed", "Config", "SamplingSettings", "compose", "finish", "override"]
+__all__ = ["Composed", "Config", "SamplingSettings", "compose", "finish", "given_count", "override"]
 
 SWITCH = {"auto": "auto", "on": "on", "off": "off", "True": "on", "False": "off", "true": "on", "false": "off"}
 TASKS = ("generate",)
@@ -183,6 +183,11 @@ def finish(options: Options, source: str = "command line") -> Composed:
         raise ConfigError(f"plugins.block works on the command line only, not in a preset (got {config.plugins.block})")
     sources = dict.fromkeys(options.changed(Config), "preset") | dict.fromkeys(options.given(), source)
     return Composed(config, choices, frozenset(sources), sources, options.raw, options.registry)
+
+
+def given_count(value: int | str) -> int | None:
+    """None for auto."""
+    return None if isinstance(value, str) else value
 
 
 def _check_count(name: str, value: Any, auto: str = "auto") -> None:

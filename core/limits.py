@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.config import Composed
+from core.config import Composed, given_count
 from core.interfaces import Limits
 
 MODEL_LEN = 4096  # tokens
@@ -21,8 +21,8 @@ def limits(composed: Composed, model: Mapping[str, Any], on_cpu: bool) -> tuple[
 
 
 def _model_len(composed: Composed, model: Mapping[str, Any], notes: list[str], reasons: list[str]) -> int:
-    given, own = composed.config.max_model_len, model.get("max_position_embeddings")
-    if given != "auto":
+    given, own = given_count(composed.config.max_model_len), model.get("max_position_embeddings")
+    if given is not None:
         if own and given > own:
             reasons.append(
                 f"max_model_len={given} ({composed.where('max_model_len')}) is more than the model's max_position_embeddings "
@@ -38,8 +38,8 @@ def _model_len(composed: Composed, model: Mapping[str, Any], notes: list[str], r
 def _step(composed: Composed, on_cpu: bool, notes: list[str], reasons: list[str]) -> tuple[int, int]:
     """Every running request must be able to decode in one step: requests <= budget. Values left open give way."""
     config = composed.config
-    seqs = (64 if on_cpu else 512) if config.max_num_seqs == "auto" else config.max_num_seqs
-    budget = (2048 if on_cpu else 16384) if config.max_num_batched_tokens == "auto" else config.max_num_batched_tokens
+    seqs = given_count(config.max_num_seqs) or (64 if on_cpu else 512)
+    budget = given_count(config.max_num_batched_tokens) or (2048 if on_cpu else 16384)
     if seqs <= budget:
         return seqs, budget
     if config.max_num_seqs == "auto":

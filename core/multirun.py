@@ -149,5 +149,6 @@ def report() -> int:
     cells = sorted((r for r in records if r and r["visited"] >= sweep.started), key=lambda r: r["visited"])
     write_json(folder / "sweep.json", {"cells": cells})
     bad = [c for c in cells if c["status"] != "ok"]
-    print(f"{len(cells) - len(bad)} of {len(cells)} jobs ok; {folder / 'sweep.json'}", file=sys.stderr)
+    if cells:
+        print(f"{len(cells) - len(bad)} of {len(cells)} jobs ok; {folder / 'sweep.json'}", file=sys.stderr)
     return int(bool(bad) or not cells)

@@ -40,7 +40,7 @@ def option_names(kind: str, registry: Registry) -> list[str]:
 @cache
 def default_choices() -> Mapping[str, str]:
     """kind -> option, from conf/config.yaml."""
-    entries = plain(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml")["defaults"])
+    entries = plain(OmegaConf.select(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml"), "defaults"))
     return {k: v for entry in entries if isinstance(entry, dict) for k, v in entry.items()}
 
 
