@@ -20,7 +20,7 @@ def inferlab_components() -> Iterable[Component]:
         name="reference",
         target="plugins.attention.reference:Reference",
         summary="plain PyTorch, one chunk at a time: the definition that the others are tested against",
-        capabilities={"graphs": OneOf("off", False)},
+        capabilities={"graphs": OneOf(False)},
         prefers={"block_size": (16,)},
         provides={"auto_rank": 0},
     )
@@ -29,7 +29,7 @@ def inferlab_components() -> Iterable[Component]:
         name="sdpa",
         target="plugins.attention.sdpa:Sdpa",
         summary="batched matmul and PyTorch's scaled_dot_product_attention: fast on a CPU, right on any device",
-        capabilities={"graphs": OneOf("off", False)},
+        capabilities={"graphs": OneOf(False)},
         prefers={"block_size": (16,)},
         provides={"auto_rank": 10},
     )

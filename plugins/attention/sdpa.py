@@ -25,7 +25,7 @@ SPLIT_GAIN = 512  # padded places that one more group must save: about what its 
 class Group:
     """Chunks that are computed together."""
 
-    tokens: slice | Tensor  # [n * c] where they are in the step
+    tokens: Array  # [n * c] where they are in the step
     rows: Tensor  # [2 * n * K * L] rows of the layer's cache: keys, then values
     mask: Tensor | None  # added to the scores, -inf hides: [n * K, 1, L] or [1, 1, 1] if `single`, else [n, 1, c, L] or None
     causal: bool  # no mask needed: every chunk starts at position 0
@@ -38,6 +38,9 @@ class State:
     """What `plan` computes for a step."""
 
     groups: list[Group] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # tokens of each group
+    order: Tensor | None = None  # [T] tokens of the step, group after group; None if they are in that order anyway
+    inverse: Tensor | None = None  # [T] back
 
 
 class Sdpa(AttentionBackend):
@@ -69,15 +72,19 @@ class Sdpa(AttentionBackend):
         assert min(counts.min(), lens.min()) > 0, "a chunk of length 0"
         state = State() if state is None else state
         state.groups = [self._group(batch, chunks, cu_q, lens) for chunks in split(counts, lens)]
+        state.sizes = [len(group.tokens) for group in state.groups]
+        order = np.concatenate([group.tokens for group in state.groups])
+        state.order = state.inverse = None
+        if (np.diff(order) != 1).any():
+            state.order = torch.from_numpy(order).to(batch.tokens.device)
+            state.inverse = state.order.argsort()
         return state
 
     def _group(self, batch: Batch, chunks: Array, cu_q: Array, lens: Array) -> Group:
         device = batch.tokens.device
         first, length = cu_q[chunks].astype(np.int64), lens[chunks].astype(np.int64)
         n, c, width = len(chunks), int(cu_q[chunks[0] + 1] - first[0]), int(length.max())
-        tokens: slice | Tensor = slice(int(first[0]), int(first[0]) + n * c)
-        if int(first[-1]) + c != tokens.stop:
-            tokens = torch.from_numpy((first[:, None] + np.arange(c)).ravel()).to(device)
+        tokens = (first[:, None] + np.arange(c)).ravel()
         # Places beyond a chunk's length repeat its last one: whatever else is in the cache (NaN included) is never read.
         at = torch.from_numpy(np.minimum(np.arange(width), length[:, None] - 1)).to(device)
         table = batch.block_table[torch.from_numpy(chunks).to(device)].long()
@@ -101,12 +108,12 @@ class Sdpa(AttentionBackend):
         cache = self._layers[layer]
         cache.index_copy_(1, batch.kv_slots, torch.cat((k, v), dim=1).transpose(0, 1))
         cache = cache.view(-1, self.spec.head_size)
-        if len(state.groups) == 1:
-            return self._attend(q, cache, state.groups[0])
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for group in state.groups:
-            out[group.tokens] = self._attend(q[group.tokens], cache, group)
-        return out
+        if state.order is not None:
+            q = q.index_select(0, state.order)
+        parts = zip(q.split(state.sizes), state.groups, strict=True)
+        outs = [self._attend(part, cache, group) for part, group in parts]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out if state.inverse is None else out.index_select(0, state.inverse)
 
     def _attend(self, q: Tensor, cache: Tensor, group: Group) -> Tensor:
         """q [n * c, H, D] -> the same"""
