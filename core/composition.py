@@ -24,7 +24,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from core.errors import ConfigError
+from core.errors import ConfigError, did_you_mean, nearest
 from core.interfaces import NoSettings
 from core.plugins import Registry, discover
 from core.plugins.checks import KINDS
@@ -130,6 +130,11 @@ def _model(text: str, presets: set[str]) -> list[str]:
     strangers = [name for name in names if name not in presets]
     if not strangers or value is None:
         return [text]
+    for name in strangers:
+        if "/" not in name and not Path(name).expanduser().exists() and nearest(name, presets):
+            raise ConfigError(
+                f"model={name}: no preset, no file or directory, no hub id (ORG/NAME){did_you_mean(name, presets)}"
+            )
     if len(strangers) < len(names):
         raise ConfigError(f"model={given} mixes presets with paths or hub ids: sweep over model.path=... with model=custom")
     return ["model=custom", "model.path=" + ",".join(map(_literal, names))]

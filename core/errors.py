@@ -32,9 +32,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def message(error: BaseException, debug: bool = False) -> str:
-    """The text for stderr: no traceback unless asked for."""
+    """The text for stderr: a traceback goes before it only if asked for."""
     if debug:
-        return "".join(traceback.format_exception(error)).rstrip()
+        return "".join(traceback.format_exception(error)) + message(error)
     if isinstance(error, USER_ERRORS):
         cause = error.__cause__ if isinstance(error, HydraException) else None
         return f"error: {error}" + (f"\n{cause}" if isinstance(cause, OmegaConfBaseException) else "")

@@ -1,3 +1,21 @@
 """Fixtures of all tests."""
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
 from tests.plugins_fixtures import site as site
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Hydra configures the root logger, with a handler on the stderr of that moment: not for the tests that follow."""
+    root, ours = logging.getLogger(), logging.getLogger("inferlab")
+    before = list(root.handlers), root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])

@@ -18,6 +18,7 @@ from core.cli import main
 from core.config import Composed
 from tests.plugins_fixtures import SCHEDULER, Site
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 ROOT = Path(__file__).parent.parent
 
 

@@ -181,6 +181,11 @@ def test_rewriting(given: str, becomes: list[str]) -> None:
     assert rewrite([given], discover()) == becomes
 
 
+def test_a_misspelt_preset() -> None:
+    """It would be taken for a path, and the message would know no presets."""
+    assert "did you mean tiny-llama" in refusal("model=tiny-lama")
+
+
 def test_a_mixed_sweep_over_models_says_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"sweep over model\.path"):
         rewrite(["model=tiny-llama,/some/path"], discover())

@@ -21,6 +21,7 @@ from core import multirun
 from core.cli import main
 from tests.plugins_fixtures import Site
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 ROOT = Path(__file__).parent.parent
 TROUBLE = """
 import os, signal, subprocess, sys, time
@@ -104,6 +105,15 @@ def _pid(cell: dict[str, Any]) -> int:
     return int(next(line.split()[1] for line in log.splitlines() if line.startswith("pid ")))
 
 
+def test_a_failure_is_told_from_a_crash_with_debug_too(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback comes before the message, not in its place."""
+    monkeypatch.setenv("INFERLAB_DEBUG", "1")
+    assert main([*BASE, "scheduler.how=bug", f"hydra.sweep.dir={sweep}"]) == 1
+    cell = cells(sweep)["bug"]
+    assert (cell["status"], cell["reason"][:15]) == ("failed", "KeyError: 'bug'")
+    assert "Traceback" in (Path(cell["folder"]) / "log.txt").read_text()
+
+
 def test_started_again(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """H4, in short: finished cells are skipped, failed and changed ones run; the report has this sweep's cells only."""
     assert main([*BASE, "scheduler.how=fine,exit", f"hydra.sweep.dir={sweep}"]) == 1
@@ -121,11 +131,11 @@ def test_started_again(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_hanging_cell_is_ended_with_all_that_it_started(sweep: Path) -> None:
     """After sweep.timeout_s; the next cell runs."""
     where = sweep.parent / "child"
-    arguments = ["scheduler.how=hang,exit", f"scheduler.where={where}", "sweep.timeout_s=4", f"hydra.sweep.dir={sweep}"]
+    arguments = ["scheduler.how=hang,exit", f"scheduler.where={where}", "sweep.timeout_s=6", f"hydra.sweep.dir={sweep}"]
     assert main([*BASE, *arguments]) == 1
     found = cells(sweep)
     assert (found["hang"]["status"], found["exit"]["status"]) == ("timeout", "crashed")
-    assert found["hang"]["reason"] == "not finished after sweep.timeout_s=4 seconds"
+    assert found["hang"]["reason"] == "not finished after sweep.timeout_s=6 seconds"
     assert gone(int(where.read_text())) and gone(_pid(found["hang"]))
 
 
