@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def run_transformers(model: Any, load: Load, batch: int) -> int:
         ids = torch.tensor([[0] * (width - len(p)) + p for p, _ in part])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _ in part])
         longest = max(n for _, n in part)
-        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=longest, eos_token_id=None, pad_token_id=0)
+        out = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=longest, eos_token_id=None, pad_token_id=0
+        )
         assert out.shape[1] == width + longest
         done += sum(n for _, n in part)
     return done
@@ -80,11 +83,11 @@ def main() -> None:
     rates: dict[str, list[float]] = {}
     for repeat in tqdm(range(args.repeats), desc="repeats"):
         many, single = make_load(repeat), [([random.Random(repeat).randrange(VOCAB) for _ in range(64)], 128)]
-        rows: dict[str, Callable[[], int]] = {"inferlab": lambda: run_inferlab(llm, many)}
+        rows: dict[str, Callable[[], int]] = {"inferlab": partial(run_inferlab, llm, many)}
         for batch in (8, 16, 32):
-            rows[f"transformers batch {batch}"] = lambda batch=batch: run_transformers(model, many, batch)
-        rows["inferlab single"] = lambda: run_inferlab(llm, single)
-        rows["transformers single"] = lambda: run_transformers(model, single, 1)
+            rows[f"transformers batch {batch}"] = partial(run_transformers, model, many, batch)
+        rows["inferlab single"] = partial(run_inferlab, llm, single)
+        rows["transformers single"] = partial(run_transformers, model, single, 1)
         for name, run in rows.items():
             rates.setdefault(name, []).append(timed(run))
             tqdm.write(f"{name}: {rates[name][-1]:.1f} tok/s", file=sys.stderr)

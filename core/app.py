@@ -19,7 +19,6 @@ from typing import Any
 from core import device
 from core.config import Composed
 from core.engine import Output
-from core.hooks import Metric
 from core.interfaces import PROJECT, Request
 from core.llm import LLM
 from core.prompts import Question, read_questions
@@ -71,7 +70,7 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
         summary, choices = describe(llm.resolved)
         print(summary, file=sys.stderr)
         report = dict(llm.engine.executor.report())
-        prompts = [_tokens(llm, question, composed.config.chat) for question in questions]
+        prompts = [_tokens(llm, question, str(composed.config.chat)) for question in questions]
         checked = [llm._checked(p, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]
         ready = time.perf_counter()
         requests = [llm.engine.submit(tokens, params) for tokens, params in checked]
@@ -177,7 +176,7 @@ def _plugin_metrics(composed: Composed, result: dict[str, Any]) -> dict[str, Any
     found: dict[str, Any] = {}
     for hook in composed.registry.manager.hook.inferlab_metrics.get_hookimpls():
         try:
-            metrics: dict[str, Metric] = hook.function(result=result)
+            metrics: Any = hook.function(result=result)
             found |= {name: asdict(metric) for name, metric in metrics.items()}
         except Exception as error:
             log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)

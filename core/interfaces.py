@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import pluggy
 
-from core.capabilities import AtLeast as AtLeast, Constraint, MultipleOf as MultipleOf, OneOf as OneOf, Probe as Probe
+from core.capabilities import AtLeast as AtLeast
+from core.capabilities import Constraint
+from core.capabilities import MultipleOf as MultipleOf
+from core.capabilities import OneOf as OneOf
+from core.capabilities import Probe as Probe
 from core.params import RequestMetrics, SamplingParams
 
 if TYPE_CHECKING:
@@ -66,7 +70,7 @@ class Component:
     on a parameter that a request gives explicitly."""
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for others: architectures and gguf_architectures (arch), auto_rank (higher: chosen first), wants_history (sampler)."""
+    """Facts for others: architectures, gguf_architectures (arch), auto_rank (highest goes first), wants_history (sampler)."""
     probe: str = ""  # "module:function" -> Probe, run only when the component is chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 
@@ -83,7 +87,7 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its continuation. `seat` is written by the step builder, `keys` by the allocator, the rest by the engine."""
+    """One prompt and its continuation. `seat` is written by the step builder, `keys` by the allocator, else by the engine."""
 
     id: int
     tokens: list[int]  # prompt, then every token whose value the host knows
@@ -166,7 +170,7 @@ class HostContext:
     seed: int = 0
 
 
-class Part(ABC):
+class Part:  # what every component is built as
     def __init__(self, settings: Any, context: Any) -> None:
         self.settings, self.context = settings, context
 
@@ -183,7 +187,8 @@ class Step(Protocol):
 
     @property
     def short(self) -> str:
-        """Why the last grant was 0: tokens, slots, blocks, whole, later (its last token is still in flight); "" if it was not."""
+        """Why the last grant was 0: tokens, slots, blocks, whole, later (its last token is in flight); "" if it was not."""
+        ...
 
     def grant(self, request: Request, limit: int | None = None, *, whole: bool = False, reserve: int = 0) -> int:
         """Advance `request` by up to `limit` tokens; returns how many, 0 with the reason in `short`, all or nothing.
@@ -191,18 +196,22 @@ class Step(Protocol):
         whole: all that remains or nothing. reserve: hold blocks for positions [0, reserve) from now on, or grant nothing.
         Raises ValueError on a second grant to one request in a step, and on whole with a smaller limit.
         """
+        ...
 
     def cached(self, request: Request) -> int:
         """Positions that a waiting request would find cached now. No side effect."""
+        ...
 
     def evict(self, request: Request) -> None:
         """Take the seat away; what it computed is computed again (or found in the cache) later. Not after its grant."""
+        ...
 
     def wait(self, until: float) -> None:
         """Nothing is to run before this time: an empty step on purpose."""
+        ...
 
 
-class Scheduler(Part):
+class Scheduler(Part, ABC):
     """Policy only: keeps its own queues, asks for grants, sees no tensor, reads no clock but `step.now`."""
 
     @abstractmethod
@@ -218,7 +227,7 @@ class Scheduler(Part):
         """Grant tokens to requests until budget or blocks run out."""
 
 
-class KVAllocator(Part):
+class KVAllocator(Part, ABC):
     """Owns the block pool. A block is free (blank), reusable (no holder, content still findable) or held."""
 
     @abstractmethod
@@ -321,7 +330,7 @@ Attend = Callable[[int, "Tensor", "Tensor", "Tensor", Prologue], "Tensor"]
 """attend(layer, q [T, H, D], k [T, K, D], v [T, K, D], prologue) -> [T, H, D]; q and k come un-normed and un-rotated."""
 
 
-class AttentionBackend(Part):
+class AttentionBackend(Part, ABC):
     """Owns the layout of the KV cache. All stores of a layer precede its reads: a chunk may read what another one of the
     same batch writes. Causal; scale is spec.scale; query head h reads KV head h * K // H."""
 
@@ -351,12 +360,12 @@ class AttentionBackend(Part):
 class Weight(Protocol):
     """A tensor of a checkpoint that is read only when indexed, and only the part that is asked for."""
 
-    shape: tuple[int, ...]
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, index: Any, /) -> Tensor: ...
 
-    def __getitem__(self, index: Any) -> Tensor: ...
 
-
-class ModelArch(Part):
+class ModelArch(Part, ABC):
     """The equations of one architecture: no cache and no parallelism visible beyond the layers it is made of."""
 
     kv_spec: KVSpec
@@ -398,7 +407,7 @@ class Sampled:
     extras: dict[str, Any] = field(default_factory=dict)  # [S, ...] each, copied along
 
 
-class Sampler(Part):
+class Sampler(Part, ABC):
     """Keeps parameters per slot (rows 0 .. max_num_seqs; the last one is for padding). Draws depend on the row's logits,
     seed and position only, never on batch mates."""
 
@@ -420,9 +429,10 @@ class Drawn(Protocol):
 
     def wait(self) -> Sampled:
         """The only place where the host waits for the device."""
+        ...
 
 
-class Executor(Part):
+class Executor(Part, ABC):
     """Runs plans in the order of their launch. Its context is the resolved choice of all parts (core.resolve.Resolved)."""
 
     num_blocks: int  # usable blocks, scratch not counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -84,7 +84,7 @@ class LLM:
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self.chat_tokens(m) for m in several], sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """Text and tokens of one prompt as they come. Closing the iterator ends the request."""
         request = self.engine.submit(*self._checked(prompt, sampling_params or SamplingParams(), "the prompt"))
         try:

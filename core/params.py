@@ -39,7 +39,7 @@ class SamplingParams:
         given: frozenset[str] | None = None,
         **theirs: Any,
     ) -> None:
-        values = dict(
+        values: dict[str, Any] = dict(  # noqa: C408
             temperature=1.0 if temperature is None else temperature,
             top_p=top_p,
             top_k=top_k,

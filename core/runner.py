@@ -16,8 +16,19 @@ from torch import Tensor
 
 from core import device
 from core.batch import Layout, lay_out, update_table
-from core.interfaces import ON_DEVICE, AttentionBackend, Batch, DeviceContext, Drawn, ModelArch, Prologue, Rows, Sampler
-from core.interfaces import KVSpec, StepPlan
+from core.interfaces import (
+    ON_DEVICE,
+    AttentionBackend,
+    Batch,
+    DeviceContext,
+    Drawn,
+    KVSpec,
+    ModelArch,
+    Prologue,
+    Rows,
+    Sampler,
+    StepPlan,
+)
 from core.parallel import Solo
 from core.prologue import apply_prologue
 from core.resolve import Resolved
@@ -40,6 +51,7 @@ class Runner:
         context = self._context(self.model.kv_spec)
         self.attention: AttentionBackend = resolved.build("attention", context)
         self.sampler: Sampler = resolved.build("sampler", context)
+        self.prologue = torch.compile(apply_prologue, dynamic=True) if resolved.compile else apply_prologue
         loaded = time.perf_counter()
         columns = -(-limits.max_model_len // self.block_size)
         self.table = np.zeros((limits.max_num_seqs + 1, columns), np.int32)
@@ -82,7 +94,7 @@ class Runner:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, prologue: Prologue) -> Tensor:
             if not self.attention.fuses_prologue:
-                q, k = apply_prologue(q, k, batch.positions, prologue)
+                q, k = self.prologue(q, k, batch.positions, prologue)
             return self.attention.forward(layer, q, k, v, batch, state, prologue)
 
         hidden = self.model.forward(batch.tokens, batch.positions, attend)

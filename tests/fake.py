@@ -16,8 +16,19 @@ import numpy as np
 from core.batch import lay_out, update_table
 from core.clock import Clock
 from core.engine import Engine
-from core.interfaces import ON_DEVICE, Executor, HostContext, KVAllocator, Limits, Request, Sampled, SamplingParams, Scheduler
-from core.interfaces import KVSettings, StepPlan
+from core.interfaces import (
+    ON_DEVICE,
+    Executor,
+    HostContext,
+    KVAllocator,
+    KVSettings,
+    Limits,
+    Request,
+    Sampled,
+    SamplingParams,
+    Scheduler,
+    StepPlan,
+)
 from plugins.kv_allocators.block_hash import BlockHash
 from plugins.kv_allocators.paged import Paged
 from plugins.schedulers.entry import FcfsSettings, MixedSettings
@@ -84,7 +95,7 @@ class FakeExecutor(Executor):
         assert plan.counts.sum() <= self.context.limits.max_num_batched_tokens
         update_table(self.table, plan.new_blocks)
         for (slot, _), params in zip(plan.admitted.tolist(), plan.params, strict=True):
-            self.seeds[slot] = params.seed if params.temperature > 0 else 0
+            self.seeds[slot] = (params.seed or 0) if params.temperature > 0 else 0
         layout = lay_out(plan, self.table, size)
         tokens = np.where(layout.tokens == ON_DEVICE, self.last_token[layout.token_slots], layout.tokens)
         written: set[int] = set()
@@ -115,8 +126,12 @@ class FakeExecutor(Executor):
         self.closed = True
 
 
+class FakeEngine(Engine):
+    executor: FakeExecutor  # type: ignore[assignment]
+
+
 class VirtualClock(Clock):
-    """Moves only when told, or by one second per look if `ticking`."""
+    """Moves only when told."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -141,7 +156,7 @@ def make_engine(
     clock: Clock | None = None,
     eos: frozenset[int] = frozenset(),
     **settings: Any,
-) -> Engine:
+) -> FakeEngine:
     """An engine on the fake model. `blocks` are usable ones."""
     clock = clock or VirtualClock()
     context = HostContext(Limits(slots, budget, max_len), block_size, blocks, clock)
@@ -151,7 +166,7 @@ def make_engine(
         policy = kind(kind_settings(**settings), context)
     else:
         policy = scheduler(None, context)
-    return Engine(policy, kv, FakeExecutor(context), context, clock=clock, overlap=overlap, vocab_size=VOCAB, eos=eos)
+    return FakeEngine(policy, kv, FakeExecutor(context), context, clock=clock, overlap=overlap, vocab_size=VOCAB, eos=eos)
 
 
 def check_books(engine: Engine) -> None:
@@ -159,9 +174,10 @@ def check_books(engine: Engine) -> None:
     free, reusable, held = engine.kv.audit()
     assert free + reusable + held == engine.context.num_blocks
     seated = [request for request in engine.live.values() if request.seat]
-    in_tables = [block for request in seated for block in set(request.seat.blocks)]
+    seats = [request.seat for request in seated if request.seat]
+    in_tables = [block for seat in seats for block in set(seat.blocks)]
     assert len(set(in_tables)) == held
-    assert len({r.seat.slot for r in seated}) == len(seated)
+    assert len({seat.slot for seat in seats}) == len(seated)
     assert len(engine.seats.free_slots) + len(seated) == engine.context.limits.max_num_seqs
     holders = getattr(engine.kv, "holders", None)
     if holders is not None:

@@ -1,6 +1,6 @@
 """What transformers answers with the default model: the yardstick of tests/test_smollm2.py.
 
-    python -m tests.smollm2_reference      # writes tests/data/smollm2_greedy.json (about two minutes on 2 cores)
+python -m tests.smollm2_reference      # writes tests/data/smollm2_greedy.json (about two minutes on 2 cores)
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.interfaces import HostContext, KVAllocator, KVSettings, Limits

@@ -13,17 +13,16 @@ from core.batch import lay_out, update_table
 from core.interfaces import HostContext, KVSettings, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder
 from plugins.kv_allocators.block_hash import BlockHash
-from tests.fake import FakeExecutor, VirtualClock, drive, expected, make_engine, workload
+from tests.fake import FakeEngine, VirtualClock, drive, expected, make_engine, workload
 
 
-def steps_of(engine) -> list[list[tuple[int, int, int]]]:
+def steps_of(engine: FakeEngine) -> list[list[tuple[int, int, int]]]:
     """(slot, start, count) of every chunk of every step."""
-    assert isinstance(engine.executor, FakeExecutor)
     rows = [zip(p.slots.tolist(), p.starts.tolist(), p.counts.tolist(), strict=True) for p in engine.executor.plans]
     return [list(row) for row in rows]
 
 
-def run_all(engine) -> None:
+def run_all(engine: FakeEngine) -> None:
     while engine.busy:
         engine.step()
 
@@ -111,7 +110,7 @@ def test_same_block_after_another_prefix_has_another_hash() -> None:
     for first in ([1, 2, 3, 4], [5, 6, 7, 8]):
         keys: list = []
         kv.match([*first, 8, 9, 10, 7], keys)
-        kv.publish([*first, 8, 9, 10, 7], kv.allocate(2), 0, keys)
+        kv.publish([*first, 8, 9, 10, 7], kv.allocate(2) or [], 0, keys)
         parent = xxhash.xxh64_intdigest(raw(*first))
         assert keys[0].digest == parent
         assert keys[1].digest == xxhash.xxh64_intdigest(parent.to_bytes(8, "little") + raw(8, 9, 10, 7))

@@ -43,7 +43,14 @@ def test_the_plugin_runs(plugin: Path, tmp_path: Path) -> None:
     """Found, listed, chosen by one word, typed: its setting works and a wrong one is refused."""
     listed = run(plugin, tmp_path, "core.plugins", "list")
     assert listed.returncode == 0 and re.search(r"scheduler\s+shortest\s+shortest\s+inferlab-shortest", listed.stdout), listed
-    base = ("core.run", "model=tiny-llama", "scheduler=shortest", "sampling.max_tokens=4", "prompts=[abc,a]", "hydra.run.dir=out")
+    base = (
+        "core.run",
+        "model=tiny-llama",
+        "scheduler=shortest",
+        "sampling.max_tokens=4",
+        "prompts=[abc,a]",
+        "hydra.run.dir=out",
+    )
     done = run(plugin, tmp_path, *base, "scheduler.longest_first=true")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out/result.json").read_text())
