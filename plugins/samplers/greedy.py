@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from core.interfaces import Array, Rows, Sampled, Sampler
-from core.params import SamplingParams
+from core.interfaces import Array, Rows, Sampled, Sampler, SamplingParams
 from plugins.samplers.common.greedy import argmax, masked, reject
 
 

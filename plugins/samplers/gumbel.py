@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.interfaces import Array, DeviceContext, NoSettings, Rows, Sampled, Sampler
-from core.params import SamplingParams
+from core.interfaces import Array, DeviceContext, NoSettings, Rows, Sampled, Sampler, SamplingParams
 from plugins.samplers.common.greedy import argmax, masked, reject
 from plugins.samplers.common.noise import gumbel
 
