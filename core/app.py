@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import platform
 import signal
 import sys
@@ -19,6 +17,7 @@ from typing import Any
 from core import device
 from core.config import Composed
 from core.engine import Output
+from core.files import write_json
 from core.interfaces import PROJECT, Request
 from core.llm import LLM
 from core.prompts import Question, read_questions
@@ -182,10 +181,3 @@ def _plugin_metrics(composed: Composed, result: dict[str, Any]) -> dict[str, Any
             log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)
     return found
 
-
-def write_json(path: Path, content: Any) -> None:
-    """All or nothing: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-    partial.replace(path)
