@@ -180,4 +180,3 @@ def _plugin_metrics(composed: Composed, result: dict[str, Any]) -> dict[str, Any
         except Exception as error:
             log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)
     return found
-

@@ -38,6 +38,7 @@ from core.vocabulary import (
     model_settings,
     parse,
     plain,
+    request_names,
     text_of,
     unknown,
     vocabulary,
@@ -111,12 +112,16 @@ def rewrite(overrides: Iterable[str], registry: Registry, folders: Sequence[Path
     """`model=V` that names no preset means `model=custom model.path=V`; parameters of a sampler need no + of Hydra's."""
     roots = [conf_dir(), *map(folder, registry.presets), *folders]
     presets = {name.partition("/")[2] for root in roots for name in files(root) if name.startswith("model/")}
+    own = request_names(registry)
     result: list[str] = []
     for text in overrides:
+        name = text.removeprefix("sampling.").partition("=")[0]
         if text.startswith("model="):
             result += _model(text, presets)
+        elif text.startswith("sampling.") and name in own:
+            result.append(f"++sampling.theirs.{text.removeprefix('sampling.')}")
         else:
-            result.append(f"++{text}" if re.match(r"sampling\.theirs[.=]", text) else text)
+            result.append(text)
     return result
 
 

@@ -26,6 +26,7 @@ from core.interfaces import (
     ModelArch,
     Prologue,
     Rows,
+    Sampled,
     Sampler,
     StepPlan,
 )
@@ -88,7 +89,7 @@ class Runner:
         batch, rows = self._to_device(plan, layout)
         return device.to_host(self.run(batch, rows))
 
-    def run(self, batch: Batch, rows: Rows) -> Any:
+    def run(self, batch: Batch, rows: Rows) -> Sampled:
         """One forward pass; what was drawn stays on the device as the next step's input."""
         state = self.attention.plan(batch)
 
@@ -98,6 +99,8 @@ class Runner:
             return self.attention.forward(layer, q, k, v, batch, state, prologue)
 
         hidden = self.model.forward(batch.tokens, batch.positions, attend)
+        if not len(batch.last):
+            return Sampled(batch.last)
         if len(batch.last) != len(batch.tokens):
             hidden = hidden[batch.last]
         drawn = self.sampler.sample(self.model.logits(hidden), rows)

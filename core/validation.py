@@ -12,11 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from core.errors import ConfigError
 from core.interfaces import NoSettings
-from core.plugins import Registry
+from core.plugins import Found, Registry
 from core.plugins.checks import KINDS
 from core.vocabulary import (
     AUTO_KINDS,
     default_choices,
+    field_names,
     flatten,
     model_settings,
     option_names,
@@ -52,7 +53,7 @@ class Options:
         kinds = {**{kind: self._settings(kind, name) for kind, name in choices.items()}, "model": model_settings()}
         self._refuse_unknown("", root, {k: v for k, v in self.node.items() if k not in kinds}, root)
         slots = {kind: self._object(kind, settings, self.node.get(kind), root) for kind, settings in kinds.items()}
-        theirs = self._theirs(choices["sampler"], root)
+        theirs = self._theirs(choices["sampler"])
         rest = self.node.copy()
         with open_dict(rest):
             for kind in kinds:
@@ -82,21 +83,26 @@ class Options:
             if isinstance(inner, type) and is_dataclass(inner) and isinstance(value, DictConfig):
                 self._refuse_unknown(full, inner, value, root)
 
-    def _theirs(self, sampler: str, root: type) -> dict[str, Any]:
+    def _theirs(self, sampler: str) -> dict[str, Any]:
         given = self.raw.get("sampling", {}).get("theirs") or {}
         settings = self.registry.find("sampler", sampler).component.request_settings
-        if not given:
-            return {}
+        names = field_names(settings) if settings else []
+        for name in given:
+            if name not in names:
+                others = [f"sampler={f.component.name}" for f in self.registry.options("sampler") if _adds(f, name)]
+                whose = f"is a parameter of {' or '.join(others)}" if others else "does not exist"
+                has = f"has {', '.join(names)}" if names else "has no parameters of its own"
+                raise ConfigError(f"sampling.{name} {whose}; the chosen sampler={sampler} {has}")
         if settings is None:
-            raise ConfigError(f"sampler={sampler} has no parameters of its own, got sampling.theirs={given}")
-        self._refuse_unknown("sampling.theirs", settings, given, root)
-        checked = _typed("sampling.theirs", settings, given)
+            return {}
+        checked = _typed("sampling", settings, given)
         return {name: getattr(checked, name) for name in given}
 
     def given(self) -> set[str]:
         """Dotted keys, groups and single leaves, that the overrides name."""
         overrides = (o for o in parse(self.overrides) if o.type is not OverrideType.DEL)
-        return {key for o in overrides for key in _leaves(o.key_or_group, o.value())}
+        keys = {key for o in overrides for key in _leaves(o.key_or_group, o.value())}
+        return {key.replace("sampling.theirs.", "sampling.") for key in keys}
 
     def changed(self, root: type) -> set[str]:
         """Keys whose value is not the default of the typed settings; the model's own settings are left out."""
@@ -106,6 +112,11 @@ class Options:
         usual, standard = default_choices(), flatten(defaults)
         leaves = flatten({k: v for k, v in self.raw.items() if k in defaults and k != "model"})
         return {k for k, v in leaves.items() if standard.get(k) != v} | {k for k in KINDS if self.chosen[k] != usual[k]}
+
+
+def _adds(found: Found, name: str) -> bool:
+    settings = found.component.request_settings
+    return settings is not None and name in field_names(settings)
 
 
 def refuse_choice(kind: str, name: Any, registry: Registry) -> None:

@@ -48,8 +48,15 @@ def vocabulary(root: type, registry: Registry) -> set[str]:
     """Every dotted name that some choice of options accepts."""
     names = {*default_choices(), *flatten(plain(OmegaConf.structured(root)))} | {f.name for f in fields(root)}
     names |= {f"model.{f.name}" for f in fields(model_settings())}
+    names |= {f"sampling.{name}" for name in request_names(registry)}
     names |= {f"{kind}.{f.name}" for (kind, _), found in registry.components.items() for f in fields(found.component.settings)}
-    return {name for name in names if "/" not in name and name != "override"}
+    return {name for name in names if "/" not in name and name not in ("override", "sampling.theirs")}
+
+
+def request_names(registry: Registry) -> set[str]:
+    """Parameters of a request that some sampler adds."""
+    added = (found.component.request_settings for found in registry.options("sampler"))
+    return {name for settings in added if settings for name in field_names(settings)}
 
 
 def unknown(key: str, known: Iterable[str], registry: Registry, chosen: Mapping[str, Any]) -> str:

@@ -172,7 +172,6 @@ def test_the_command_line_beats_a_preset(site: Site) -> None:
         ("model=tiny-llama,smollm2", ["model=tiny-llama,smollm2"]),
         ("model=a/b,c/d", ["model=custom", "model.path='a/b','c/d'"]),
         ("model.path=x", ["model.path=x"]),
-        ("sampling.theirs.x=1", ["++sampling.theirs.x=1"]),
         ("sampling.temperature=1", ["sampling.temperature=1"]),
     ],
 )
@@ -211,7 +210,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def test_parameters_of_the_samplers_own(site: Site) -> None:
-    """`sampling.theirs` is checked against the chosen sampler's request_settings; types are converted."""
+    """`sampling.NAME` of the chosen sampler's request_settings: typed, and refused with another sampler or misspelt."""
     site.add(
         "acme",
         """
@@ -223,12 +222,14 @@ def test_parameters_of_the_samplers_own(site: Site) -> None:
             yield Component("sampler", "picky", "m:X", request_settings=Extra)
         """,
     )
-    composed = compose(["sampler=picky", "sampling.theirs.penalty=2"])
-    assert composed.config.sampling.theirs == {"penalty": 2.0}
+    composed = compose(["sampler=picky", "sampling.penalty=2"])
+    assert composed.config.sampling.theirs == {"penalty": 2.0} and composed.where("sampling.penalty") == "from the command line"
     assert composed.config.sampling.params().extra == {"penalty": 2.0}
-    assert "did you mean sampling.theirs.penalty?" in refusal("sampler=picky", "sampling.theirs.penlty=2")
-    assert "could not be converted to Float" in refusal("sampler=picky", "sampling.theirs.penalty=x")
-    assert "sampler=gumbel has no parameters of its own" in refusal("sampling.theirs={penalty: 2}")
+    assert "did you mean sampling.penalty?" in refusal("sampler=picky", "sampling.penlty=2")
+    assert "could not be converted to Float" in refusal("sampler=picky", "sampling.penalty=x")
+    wrong = refusal("sampling.penalty=2")
+    assert "sampling.penalty is a parameter of sampler=picky; the chosen sampler=gumbel has no parameters of its own" in wrong
+    assert "does not exist" in refusal("++sampling.theirs.nothing=2")
 
 
 def test_hydras_state_is_left_as_it_was(tmp_path: Path) -> None:
