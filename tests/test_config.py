@@ -225,7 +225,7 @@ def test_parameters_of_the_samplers_own(site: Site) -> None:
     composed = compose(["sampler=picky", "sampling.penalty=2"])
     assert composed.config.sampling.theirs == {"penalty": 2.0} and composed.where("sampling.penalty") == "from the command line"
     assert composed.config.sampling.params().extra == {"penalty": 2.0}
-    assert "did you mean sampling.penalty?" in refusal("sampler=picky", "sampling.penlty=2")
+    assert "did you mean sampling.penalty" in refusal("sampler=picky", "sampling.penlty=2")
     assert "could not be converted to Float" in refusal("sampler=picky", "sampling.penalty=x")
     wrong = refusal("sampling.penalty=2")
     assert "sampling.penalty is a parameter of sampler=picky; the chosen sampler=gumbel has no parameters of its own" in wrong
