@@ -116,6 +116,10 @@ class Config:
         "auto", "captured graphs for decoding: auto (on with a GPU where every part allows it), on, off"
     )
     enforce_eager: bool = setting(False, "the same as graphs=off")
+    fusion: bool | str = setting(
+        "auto",
+        "Triton kernels for norm, SiLU, prologue and sampler: auto (on with a GPU and Triton, unless compile=on), on, off",
+    )
     compile: bool | str = setting("off", "torch.compile on norm, RoPE, SiLU and sampler of the plain path: on, off")
     seed: int = setting(0, "fixes everything that is random")
     cpu_threads: int | str = setting("auto", "auto: the cores that this process may use")
@@ -136,8 +140,11 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be a whole number in [0, 2**63), got {self.seed}")
         self.chat, self.graphs = _switch("chat", self.chat), _switch("graphs", self.graphs)
+        self.fusion = _switch("fusion", self.fusion)
         self.compile = _switch("compile", self.compile, auto=False) == "on"
         self.kv_memory = _bytes(self.kv_memory)
+        if self.compile and self.fusion == "on":
+            raise ConfigError("compile=on works on the plain path, fusion=on replaces it: leave one out")
         self._merge_names()
 
     def _merge_names(self) -> None:

@@ -6,7 +6,7 @@ Every function has a CPU twin, so that the runner is written once.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,55 @@ def release(device: torch.device) -> None:
     """After the last reference is gone: hand cached memory back to the driver."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+class Graph:
+    """Captured work on fixed addresses; replaying it costs the host one call."""
+
+    def __init__(self, work: Callable[[], Any], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self.result = work()
+
+    def replay(self) -> Any:
+        """Run it again; its result lies where it always does."""
+        self._graph.replay()
+        return self.result
+
+
+def graph_pool() -> Any:
+    """Memory that all graphs share: they never run at the same time."""
+    return torch.cuda.graph_pool_handle()
+
+
+class Staging:
+    """Named arrays of fixed size that travel to fixed addresses on a device in one asynchronous copy.
+
+    depth: host buffers in turn. The one written now was copied `depth` steps ago, and that step has been waited for.
+    """
+
+    def __init__(self, sections: Mapping[str, np.dtype], size: int, depth: int, device: torch.device) -> None:
+        at, spans = 0, {}
+        for name, dtype in sections.items():
+            spans[name] = (at, dtype)
+            at += -(-size * dtype.itemsize // 16) * 16
+        pin = device.type != "cpu"
+        self._host = [torch.zeros(at, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
+        self._device = torch.zeros(at, dtype=torch.uint8, device=device)
+        self._views = [{n: b.numpy()[s : s + size * d.itemsize].view(d) for n, (s, d) in spans.items()} for b in self._host]
+        self.on_device = {
+            n: self._device[s : s + size * d.itemsize].view(torch.from_numpy(np.zeros(0, d)).dtype)
+            for n, (s, d) in spans.items()
+        }
+        self._turn = 0
+
+    def next(self) -> dict[str, np.ndarray]:
+        """The host arrays to be filled now."""
+        self._turn = (self._turn + 1) % len(self._host)
+        return self._views[self._turn]
+
+    def send(self) -> None:
+        self._device.copy_(self._host[self._turn], non_blocking=True)
 
 
 class Ready:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pluggy
@@ -170,7 +170,7 @@ class HostContext:
     seed: int = 0
 
 
-class Part:  # what every component is built as
+class Part:
     def __init__(self, settings: Any, context: Any) -> None:
         self.settings, self.context = settings, context
 
@@ -184,7 +184,6 @@ class Step(Protocol):
     def empty(self) -> bool: ...  # nothing was granted so far
     @property
     def now(self) -> float: ...  # seconds on the engine's clock
-
     @property
     def short(self) -> str:
         """Why the last grant was 0: tokens, slots, blocks, whole, later (its last token is in flight); "" if it was not."""
@@ -298,6 +297,7 @@ class DeviceContext:
     block_size: int
     spec: KVSpec | None = None  # None only while the model itself is built
     compile: bool = False  # torch.compile on norm, RoPE, SiLU and sampler
+    fused: bool = False  # Triton kernels for these instead
 
 
 @dataclass(frozen=True)
@@ -323,6 +323,7 @@ class Batch:
     last: Tensor  # [S] int64, tokens that draw
     max_q: int  # upper bounds, known on the host
     max_kv: int
+    num_decodes: int = 0  # leading chunks of exactly one token
     shared_blocks: int = 0
 
 
@@ -334,7 +335,7 @@ class AttentionBackend(Part, ABC):
     """Owns the layout of the KV cache. All stores of a layer precede its reads: a chunk may read what another one of the
     same batch writes. Causal; scale is spec.scale; query head h reads KV head h * K // H."""
 
-    fuses_prologue: ClassVar[bool] = False  # False: the core applies the prologue before `forward`
+    fuses_prologue: bool = False  # False: the core applies the prologue before `forward`
 
     @abstractmethod
     def block_bytes(self, spec: KVSpec, block_size: int) -> int:
@@ -346,7 +347,8 @@ class AttentionBackend(Part, ABC):
 
     @abstractmethod
     def plan(self, batch: Batch, state: Any = None) -> Any:
-        """Once per step, before the layers; refreshes `state` in place if given (captured batches)."""
+        """Once per step, before the layers. Captured batches: `state` is given from the second step on and is refreshed in
+        place, while the block table is refreshed within the capture."""
 
     @abstractmethod
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, state: Any, prologue: Prologue) -> Tensor:
@@ -427,9 +429,7 @@ class Sampler(Part, ABC):
 class Drawn(Protocol):
     """Tokens on their way to the host."""
 
-    def wait(self) -> Sampled:
-        """The only place where the host waits for the device."""
-        ...
+    def wait(self) -> Sampled: ...  # the only place where the host waits for the device
 
 
 class Executor(Part, ABC):

@@ -20,7 +20,7 @@ from core.interfaces import Component, Probe
 from core.negotiate import Fact, Part, negotiate, show
 from core.plugins import Found, Registry
 from core.plugins.checks import KINDS
-from core.plugins.loading import missing, run_probe
+from core.plugins.loading import find, missing, run_probe
 from core.resolved import Choice, Resolved, describe
 
 __all__ = ["CapabilityError", "Choice", "Resolved", "describe", "resolve"]
@@ -88,6 +88,11 @@ class _Resolver:
     def resolved(self) -> Resolved:
         if self.config.graphs == "on" and self.on_cpu:
             self.reasons.append(f"graphs=on needs a GPU, got device cpu ({self.facts['device'].source}); way out: graphs=auto")
+        if self.config.fusion == "on" and (self.on_cpu or find("triton") is None):
+            lacks = (
+                f"a GPU, got device cpu ({self.facts['device'].source})" if self.on_cpu else "triton, which is not installed"
+            )
+            self.reasons.append(f"fusion=on needs {lacks}; way out: fusion=auto")
         best = self._best()
         if reasons := [*self.reasons, *best.reasons]:
             raise CapabilityError(reasons)
@@ -105,11 +110,19 @@ class _Resolver:
             overlap=values["overlap"],
             graphs=values["graphs"],
             compile=bool(config.compile),
+            fused=self._fused(),
             seed=config.seed,
             cpu_threads=given_count(config.cpu_threads) or self.default_threads(),
             checkpoint=self.checkpoint,
             notes=tuple(self.notes),
             registry=self.registry,
+        )
+
+    def _fused(self) -> bool:
+        """Triton comes with torch where torch has a GPU, so auto finds it there; without it the plain path is as right."""
+        wanted = self.config.fusion
+        return wanted == "on" or (
+            wanted == "auto" and not self.on_cpu and not self.config.compile and find("triton") is not None
         )
 
     def _best(self) -> _Candidate:

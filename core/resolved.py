@@ -43,6 +43,7 @@ class Resolved:
     overlap: int
     graphs: bool
     compile: bool
+    fused: bool
     seed: int
     cpu_threads: int
     checkpoint: Checkpoint
@@ -76,6 +77,7 @@ def describe(resolved: Resolved) -> tuple[str, dict[str, Any]]:
         "block_size": r.block_size,
         "overlap": r.overlap,
         "graphs": show(r.graphs),
+        **({"fusion": show(r.fused)} if r.device != "cpu" else {}),
         **{name: getattr(limits, name) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
         "seed": r.seed,
     }

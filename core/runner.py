@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from core import device
 from core.batch import Layout, lay_out, update_table
+from core.graphs import DecodeGraphs
 from core.interfaces import (
     ON_DEVICE,
     AttentionBackend,
@@ -46,21 +48,24 @@ class Runner:
         if self.device.type == "cpu":
             torch.set_num_threads(resolved.cpu_threads)
         limits, self.block_size = resolved.limits, resolved.block_size
-        context = self._context(None)
-        self.model: ModelArch = resolved.build("arch", context)
+        self.model: ModelArch = resolved.build("arch", self._context(None))
         load_weights(self.model, resolved.checkpoint)
         context = self._context(self.model.kv_spec)
         self.attention: AttentionBackend = resolved.build("attention", context)
         self.sampler: Sampler = resolved.build("sampler", context)
         self.prologue = torch.compile(apply_prologue, dynamic=True) if resolved.compile else apply_prologue
         loaded = time.perf_counter()
-        columns = -(-limits.max_model_len // self.block_size)
-        self.table = np.zeros((limits.max_num_seqs + 1, columns), np.int32)
-        self.last_token = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=self.device)
+        shape = limits.max_num_seqs + 1, -(-limits.max_model_len // self.block_size)
+        self.table = np.zeros(shape, np.int32)
+        self.table_on_device = torch.from_numpy(self.table).to(self.device)  # on a CPU the same memory
+        self.last_token = torch.zeros(shape[0], dtype=torch.int64, device=self.device)
         self.sizing: Sizing = size_pool(self)
         self.num_blocks = self.sizing.num_blocks
         self.attention.allocate(self.model.kv_spec, self.num_blocks + 1, self.block_size)
-        self.seconds = {"load": loaded - started, "warm_up": time.perf_counter() - loaded}
+        sized = time.perf_counter()
+        self.graphs = self._captured() if resolved.graphs else None
+        ready = time.perf_counter()
+        self.seconds = {"load": loaded - started, "warm_up": sized - loaded, "graphs": ready - sized}
 
     def _context(self, spec: KVSpec | None) -> DeviceContext:
         resolved = self.resolved
@@ -74,7 +79,19 @@ class Runner:
             block_size=self.block_size,
             spec=spec,
             compile=resolved.compile,
+            fused=resolved.fused,
         )
+
+    @torch.inference_mode()
+    def _captured(self) -> DecodeGraphs:
+        before = device.memory(self.device)["used"]
+        depth = self.resolved.overlap + 1
+        parts = self.attention, self.sampler, self.table_on_device, self.last_token
+        graphs = DecodeGraphs(self.forward, *parts, self.block_size, depth)
+        graphs.warm_up()
+        device.synchronize(self.device)
+        self.sizing = replace(self.sizing, graphs=device.memory(self.device)["used"] - before)
+        return graphs
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Drawn:
@@ -85,13 +102,17 @@ class Runner:
         for (slot, known), params in zip(plan.admitted.tolist(), plan.params, strict=True):
             self.sampler.admit(slot, params, plan.history[at : at + known])
             at += known
-        layout = lay_out(plan, self.table, self.block_size)
-        batch, rows = self._to_device(plan, layout)
+        if self.graphs is not None and self.graphs.fits(plan):
+            return device.to_host(self.graphs.run(plan, self.table))
+        batch, rows = self._to_device(plan, lay_out(plan, self.table, self.block_size))
         return device.to_host(self.run(batch, rows))
 
     def run(self, batch: Batch, rows: Rows) -> Sampled:
-        """One forward pass; what was drawn stays on the device as the next step's input."""
-        state = self.attention.plan(batch)
+        """One step that was not captured."""
+        return self.forward(batch, rows, self.attention.plan(batch))
+
+    def forward(self, batch: Batch, rows: Rows, state: Any) -> Sampled:
+        """One pass; what is drawn stays on the device as the next step's input."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, prologue: Prologue) -> Tensor:
             if not self.attention.fuses_prologue:
@@ -110,7 +131,12 @@ class Runner:
     def _to_device(self, plan: StepPlan, layout: Layout) -> tuple[Batch, Rows]:
         names = ("tokens", "positions", "kv_slots", "last", "rows", "draw_positions", "token_slots", "cu_q", "kv_lens")
         arrays = {name: getattr(layout, name) for name in names} | {"block_table": layout.block_table}
+        if self.device.type != "cpu" and len(plan.new_blocks):
+            slots, columns, _ = plan.new_blocks.T.astype(np.int64)
+            arrays |= {"changed": slots * self.table.shape[1] + columns, "blocks": self.table[slots, columns]}
         t = device.to_device(arrays, self.device)
+        if "changed" in t:  # equal entries carry equal values: all are what the host table holds
+            self.table_on_device.view(-1).scatter_(0, t["changed"], t["blocks"])
         tokens = t["tokens"]
         if (plan.tokens == ON_DEVICE).any():
             tokens = torch.where(tokens == ON_DEVICE, self.last_token[t["token_slots"]], tokens)
@@ -124,6 +150,7 @@ class Runner:
             last=t["last"],
             max_q=layout.max_q,
             max_kv=layout.max_kv,
+            num_decodes=int(np.cumprod(plan.counts == 1).sum()),
             shared_blocks=plan.shared_blocks,
         )
         rows = Rows(t["rows"], t["draw_positions"], self._masks(plan, len(layout.last)), self.sampler.plan(layout.rows))
@@ -142,7 +169,7 @@ class Runner:
 
     def close(self) -> None:
         """Drop every tensor; the caller drops the runner."""
-        for name in ("model", "attention", "sampler", "last_token"):
+        for name in ("graphs", "model", "attention", "sampler", "last_token", "table_on_device"):
             if hasattr(self, name):
                 delattr(self, name)
         device.release(self.device)

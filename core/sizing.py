@@ -28,12 +28,13 @@ class Sizing:
     weights: int  # as a checkpoint counts them
     activations: int  # largest temporary need of the warm-up; 0 where it is not measured
     rest: int  # other processes and the driver
+    graphs: int = 0  # captured steps
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [f"{name} {getattr(self, name) / GIB:.2f}" for name in ("weights", "kv", "activations", "rest")]
+        parts = [f"{name} {getattr(self, name) / GIB:.2f}" for name in ("weights", "kv", "activations", "graphs", "rest")]
         return f"memory (GiB): {', '.join(parts)}; {self.num_blocks} KV blocks"
 
 

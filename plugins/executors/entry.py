@@ -12,5 +12,5 @@ def inferlab_components() -> Iterable[Component]:
         name="local",
         target="plugins.executors.local:Local",
         summary="one rank in this process",
-        capabilities={"tensor_parallel_size": OneOf(1), "graphs": OneOf(False)},
+        capabilities={"tensor_parallel_size": OneOf(1)},
     )
