@@ -18,7 +18,8 @@ from core.plugins import Registry
 __all__ = ["Composed", "Config", "SamplingSettings", "compose", "finish", "given_count", "override"]
 
 SWITCH = {"auto": "auto", "on": "on", "off": "off", "True": "on", "False": "off", "true": "on", "false": "off"}
-TASKS = ("generate",)
+TASKS = ("generate", "bench")
+PEERS = ("vllm",)
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1}
 QUESTIONS = (
     "What is the capital of France?",
@@ -81,6 +82,23 @@ class SweepSettings:
 
 
 @dataclass
+class BenchSettings:
+    """task=bench: the chosen load is run several times by one engine."""
+
+    repeats: int = setting(3, "timed runs; each has prompts of its own, and the prefix cache is empty before it")
+    warmup: int = setting(1, "runs before them that are not timed")
+    peer: str | None = setting(None, "another engine that runs the same loads in turn: vllm; each gets half of the memory")
+    profile_steps: int = setting(64, "profile=true: steps that are traced")
+
+    def __post_init__(self) -> None:
+        for name, least in (("repeats", 1), ("warmup", 0), ("profile_steps", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"bench.{name} must be a whole number >= {least}, got {value}")
+        if self.peer is not None:
+            _check_one_of("bench.peer", self.peer, PEERS)
+
+
+@dataclass
 class Config:
     """The typed root. The slots hold the settings object of the chosen option (NoSettings for auto)."""
 
@@ -91,7 +109,8 @@ class Config:
     arch: Any = field(default_factory=dict)
     sampler: Any = field(default_factory=dict)
     executor: Any = field(default_factory=dict)
-    task: str = setting("generate", "what is run: generate")
+    load: Any = field(default_factory=dict)
+    task: str = setting("generate", "what is run: generate answers the prompts, bench measures the load")
     prompts: list[str] = setting(list(QUESTIONS), "texts to be answered")
     prompts_file: str | None = setting(
         None, "instead of prompts: .txt (a line each) or .jsonl (`prompt` or `messages`, parameters)"
@@ -124,6 +143,8 @@ class Config:
     seed: int = setting(0, "fixes everything that is random")
     cpu_threads: int | str = setting("auto", "auto: the cores that this process may use")
     log_level: str = setting("info", "debug, info, warning, error")
+    profile: bool = setting(False, "task=bench: one more run under the profiler of torch, left as trace.json")
+    bench: BenchSettings = field(default_factory=BenchSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
 
@@ -145,6 +166,8 @@ class Config:
         self.kv_memory = _bytes(self.kv_memory)
         if self.compile and self.fusion == "on":
             raise ConfigError("compile=on works on the plain path, fusion=on replaces it: leave one out")
+        if self.profile and self.task != "bench":
+            raise ConfigError(f"profile=true belongs to task=bench, got task={self.task}")
         self._merge_names()
 
     def _merge_names(self) -> None:

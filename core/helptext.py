@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 
 from core.config import Config
+from core.loads import LoadSettings
 from core.plugins import Registry
 from core.plugins.checks import KINDS
 from core.plugins.presets import files, folder
@@ -36,9 +37,12 @@ def help_text(registry: Registry, version: str) -> str:
     for kind in KINDS:
         lines += _slot(kind, registry)
     roots = [conf_dir(), *map(folder, registry.presets)]
-    presets = sorted({name.partition("/")[2] for root in roots for name in files(root) if name.startswith("model/")})
+    found = sorted({name for root in roots for name in files(root)})
+    models, loads = (", ".join(n.partition("/")[2] for n in found if n.startswith(f"{group}/")) for group in ("model", "load"))
     lines += [
-        f"  model: {', '.join(presets)}, or a directory, a .gguf file, a hub id ORG/NAME (* {default_choices()['model']})",
+        f"  model: {models}, or a directory, a .gguf file, a hub id ORG/NAME (* {default_choices()['model']})",
+        f"  load (of task=bench): {loads} (* {default_choices()['load']})",
+        *(f"      load.{item.name}={_default(item)}" for item in fields(LoadSettings)),
         "",
     ]
     lines += ["Settings", *_settings(Config, "")]

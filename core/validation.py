@@ -19,10 +19,10 @@ from core.vocabulary import (
     default_choices,
     field_names,
     flatten,
-    model_settings,
     option_names,
     parse,
     plain,
+    preset_settings,
     text_of,
     unknown,
     vocabulary,
@@ -50,7 +50,7 @@ class Options:
         for kind in KINDS:
             refuse_choice(kind, self.chosen.get(kind), self.registry)
         choices = {kind: str(self.chosen[kind]) for kind in KINDS}
-        kinds = {**{kind: self._settings(kind, name) for kind, name in choices.items()}, "model": model_settings()}
+        kinds = {**{kind: self._settings(kind, name) for kind, name in choices.items()}, **preset_settings()}
         self._refuse_unknown("", root, {k: v for k, v in self.node.items() if k not in kinds}, root)
         slots = {kind: self._object(kind, settings, self.node.get(kind), root) for kind, settings in kinds.items()}
         theirs = self._theirs(choices["sampler"])
@@ -105,12 +105,12 @@ class Options:
         return {key.replace("sampling.theirs.", "sampling.") for key in keys}
 
     def changed(self, root: type) -> set[str]:
-        """Keys whose value is not the default of the typed settings; the model's own settings are left out."""
+        """Keys whose value is not the default of the typed settings; model and load, which are presets, are left out."""
         defaults = plain(OmegaConf.structured(root))
         for kind in KINDS:
             defaults[kind] = plain(OmegaConf.structured(self._settings(kind, self.chosen[kind])))
         usual, standard = default_choices(), flatten(defaults)
-        leaves = flatten({k: v for k, v in self.raw.items() if k in defaults and k != "model"})
+        leaves = flatten({k: v for k, v in self.raw.items() if k in defaults and k not in preset_settings()})
         return {k for k, v in leaves.items() if standard.get(k) != v} | {k for k in KINDS if self.chosen[k] != usual[k]}
 
 

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
 from core.errors import did_you_mean
+from core.loads import LoadSettings
 from core.plugins import Registry
 
 AUTO_KINDS = ("attention", "arch", "executor")  # may be left to core.resolve
@@ -32,6 +33,11 @@ def model_settings() -> type:
     return ModelSettings
 
 
+def preset_settings() -> dict[str, type]:
+    """The groups whose options are YAML presets, and the settings that they fill."""
+    return {"model": model_settings(), "load": LoadSettings}
+
+
 def option_names(kind: str, registry: Registry) -> list[str]:
     """Words that may follow `kind=`."""
     return (["auto"] if kind in AUTO_KINDS else []) + [found.component.name for found in registry.options(kind)]
@@ -47,7 +53,7 @@ def default_choices() -> Mapping[str, str]:
 def vocabulary(root: type, registry: Registry) -> set[str]:
     """Every dotted name that some choice of options accepts."""
     names = {*default_choices(), *flatten(plain(OmegaConf.structured(root)))} | {f.name for f in fields(root)}
-    names |= {f"model.{f.name}" for f in fields(model_settings())}
+    names |= {f"{group}.{f.name}" for group, settings in preset_settings().items() for f in fields(settings)}
     names |= {f"sampling.{name}" for name in request_names(registry)}
     names |= {f"{kind}.{f.name}" for (kind, _), found in registry.components.items() for f in fields(found.component.settings)}
     return {name for name in names if "/" not in name and name not in ("override", "sampling.theirs")}
