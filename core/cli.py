@@ -117,6 +117,9 @@ def _run(node: DictConfig, settings: Any) -> dict[str, Any]:
     overrides = [str(o) for o in settings.overrides.task]
     composed = finish(Options(node, plain(settings.runtime.choices), overrides, registry_for(overrides)))
     log.setLevel(composed.config.log_level.upper())
-    from core.app import run_job  # loads torch: only now
-
+    # Both load torch: only now.
+    if composed.config.task == "bench":
+        from core.bench.task import run_job
+    else:
+        from core.app import run_job
     return run_job(composed, Path(settings.runtime.output_dir))

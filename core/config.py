@@ -190,7 +190,7 @@ class Composed:
     """Checked settings, and where they come from."""
 
     config: Config
-    choices: Mapping[str, str]  # kind -> name of the option, or "auto"
+    choices: Mapping[str, str]  # kind -> name of the option, or "auto"; load -> name of the preset
     explicit: frozenset[str]  # dotted keys that were given (kinds among them), by the user or by a preset
     sources: Mapping[str, str]  # dotted key -> "command line" or "preset"; only for keys in `explicit`
     raw: Mapping[str, Any]  # the resolved configuration, plain containers, for recording
@@ -212,6 +212,7 @@ def finish(options: Options, source: str = "command line") -> Composed:
     if sorted(config.plugins.block) != list(options.registry.blocked):
         raise ConfigError(f"plugins.block works on the command line only, not in a preset (got {config.plugins.block})")
     sources = dict.fromkeys(options.changed(Config), "preset") | dict.fromkeys(options.given(), source)
+    choices["load"] = str(options.chosen.get("load"))
     return Composed(config, choices, frozenset(sources), sources, options.raw, options.registry)
 
 

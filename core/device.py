@@ -6,6 +6,9 @@ Every function has a CPU twin, so that the runner is written once.
 from __future__ import annotations
 
 import os
+import resource
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,6 +96,41 @@ def release(device: torch.device) -> None:
     """After the last reference is gone: hand cached memory back to the driver."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def moment(device: torch.device) -> Any:
+    """A point in the device's stream of work, for `between`; None on a CPU, where work is done when it returns."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def between(start: Any, end: Any) -> float:
+    """Seconds from one moment to another; both must have passed."""
+    return start.elapsed_time(end) / 1e3
+
+
+def time_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that the device needs for `work`."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    start = moment(device)
+    work()
+    end = moment(device)
+    synchronize(device)
+    return between(start, end)
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes: torch's peak and what the driver counts as used now; on a CPU the largest resident size of the process."""
+    if device.type == "cuda":
+        return {name: memory(device)[name] for name in ("peak", "used", "total")}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
 class Graph:

@@ -23,12 +23,11 @@ class LoadSettings:
     output_min: int = 100
     output_max: int = 1024
     max_token_id: int = 10_000  # lowered to the last id of the model's vocabulary
-    temperature: float = 0.6
     seed: int = 0  # of the first run; each further one takes the next
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value, least = getattr(self, item.name), int(item.name not in ("shared", "temperature", "seed"))
+            value, least = getattr(self, item.name), int(item.name not in ("shared", "seed"))
             if isinstance(value, bool) or not value >= least:
                 raise ConfigError(f"load.{item.name} must be >= {least}, got {value!r}")
         for name in ("input", "output"):

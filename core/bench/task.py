@@ -1,0 +1,148 @@
+"""`task=bench`: build the engine, run the load, write bench.json and result.json, print the table."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from core import device
+from core.bench.ceilings import ceilings
+from core.bench.limit import Machine, Sizes, limit_of
+from core.bench.measure import run_load
+from core.bench.metrics import medians
+from core.bench.peer import VLLMPeer, import_vllm
+from core.bench.profile import Tracer
+from core.bench.report import table
+from core.build import check_params
+from core.config import Composed
+from core.environment import environment, plugin_metrics
+from core.files import write_json
+from core.interfaces import PROJECT, SamplingParams
+from core.llm import LLM
+from core.loads import Load, draw_load
+from core.resolve import describe
+
+log = logging.getLogger(PROJECT)
+TEMPERATURE = 0.6  # where sampling.temperature is not given
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
+
+
+class Bench:
+    """An engine and the loads that it runs. Runs are numbered: each number has prompts of its own."""
+
+    def __init__(self, composed: Composed) -> None:
+        self.config = composed.config
+        self.llm = LLM.from_composed(composed)
+        self.resolved, self.where = self.llm.resolved, torch.device(self.llm.resolved.device)
+
+    def load(self, number: int) -> tuple[Load, list[SamplingParams]]:
+        """Run `number`'s requests, checked; ValueError if one of them does not fit into the engine's limits."""
+        load = draw_load(self.config.load, number, self.resolved.checkpoint.config["vocab_size"])
+        params = [self._params(n) for n in load.outputs]
+        for tokens, p in zip(load.prompts, params, strict=True):
+            limit = self.llm.engine.limit_of(tokens, p)
+            if limit < len(tokens) + p.max_tokens:
+                raise ValueError(
+                    f"the load has a request of {len(tokens)} + {p.max_tokens} tokens, the engine takes {limit}; raise "
+                    "max_model_len (or num_kv_blocks), or lower load.input_max, load.output_max or load.shared"
+                )
+        return load, params
+
+    def run(self, number: int, tracer: Tracer | None = None) -> dict[str, Any]:
+        """One run with an empty prefix cache; its record."""
+        load, params = self.load(number)
+        self.llm.engine.kv.forget(None)
+        gc.collect()
+        return run_load(self.llm.engine, load, params, self.where, *([tracer.on_step] if tracer else []))
+
+    def limit(self, number: int, machine: Machine) -> dict[str, Any]:
+        """The least time that run `number` can take."""
+        load, config = self.load(number)[0], self.resolved.checkpoint.config
+        width = WIDTHS[self.resolved.dtype]
+        return limit_of(load.lengths, load.shared, self.resolved.limits, Sizes.of(config), machine, width)
+
+    def _params(self, tokens: int) -> SamplingParams:
+        given = self.config.sampling
+        params = replace(given.params(), max_tokens=tokens, ignore_eos=True, stop_token_ids=())
+        if given.temperature is None:
+            params = replace(params, temperature=TEMPERATURE, given=params.given | {"temperature"})
+        return check_params(params, self.resolved.choices["sampler"])
+
+
+def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
+    """Run the task; what result.json holds. bench.json holds the benchmark alone, with what it was run on."""
+    for name in ("bench.json", "result.json"):  # a failing run must not be taken for an older one
+        (run_dir / name).unlink(missing_ok=True)
+    started, share = time.perf_counter(), composed.config.gpu_memory_utilization / 2
+    if composed.config.bench.peer:
+        import_vllm()
+        composed = replace(composed, config=replace(composed.config, gpu_memory_utilization=share))
+    bench = Bench(composed)
+    with bench.llm as llm:
+        start = time.perf_counter() - started
+        summary, choices = describe(llm.resolved)
+        print(summary, file=sys.stderr)
+        report = dict(llm.engine.executor.report())
+        peer = VLLMPeer(llm.resolved, share) if composed.config.bench.peer else None
+        repeats = _repeats(bench, peer)
+        trace = _traced(bench, run_dir) if composed.config.profile else None
+        memory, stats = device.peak_memory(bench.where), llm.engine.stats.as_dict()
+    machine = ceilings(bench.where)
+    for number, record in enumerate(repeats):
+        limit = bench.limit(number, machine)
+        record["limit"] = {**limit, "fraction": limit["seconds"] / record["seconds"]}
+    head = {
+        "plugins": choices,
+        "settings": composed.raw,
+        "environment": environment(bench.resolved.device),
+        "seed": composed.config.seed,
+    }
+    found = {
+        "load": composed.choices["load"],
+        "model": bench.resolved.checkpoint.name,
+        "dtype": bench.resolved.dtype,
+        "device": head["environment"].get("gpu", bench.resolved.device),
+        "repeats": repeats,
+        "median": medians(repeats),
+        "machine": asdict(machine),
+        "memory": memory,
+        "start": {"start_s": start, **report},
+        "peer": {"name": "vllm", "version": peer.version, "share": share} if peer else None,
+        "profile": trace,
+    }
+    result = {**head, "bench": found, "engine": stats}
+    result["metrics"] = plugin_metrics(composed.registry, result)
+    write_json(run_dir / "bench.json", {**head, **found})
+    write_json(run_dir / "result.json", result)
+    print(table(found))
+    log.info("%s", run_dir / "bench.json")
+    return result
+
+
+def _repeats(bench: Bench, peer: VLLMPeer | None) -> list[dict[str, Any]]:
+    """Warm-up, then the timed runs; a peer takes its turn after each of ours, with the same prompts."""
+    settings, records = bench.config.bench, []
+    numbers = [*range(settings.repeats, settings.repeats + settings.warmup), *range(settings.repeats)]
+    for at, number in enumerate(tqdm(numbers, desc="runs", disable=not sys.stderr.isatty())):
+        record = bench.run(number)
+        if peer:
+            theirs = peer.run_load(*bench.load(number))
+            record["peer"] = {**theirs, "speedup": theirs["seconds"] / record["seconds"]}
+        if at >= settings.warmup:
+            records.append(record)
+    return records
+
+
+def _traced(bench: Bench, run_dir: Path) -> dict[str, Any]:
+    settings = bench.config.bench
+    tracer = Tracer(settings.profile_steps)
+    bench.run(settings.repeats + settings.warmup, tracer)
+    return tracer.finish(run_dir / "trace.json")
