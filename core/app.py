@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-import platform
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from core import device
+from core.checkpoint import open_checkpoint
 from core.config import Composed
 from core.engine import Output
+from core.environment import environment, plugin_metrics
 from core.files import write_json
 from core.interfaces import PROJECT, Request
 from core.llm import LLM
-from core.prompts import Question, read_questions
+from core.progress import Progress, progress
+from core.prompts import Encoded, Question, encode_question, read_questions
 from core.resolve import describe
+from core.sizing import Sizing
 from core.text import Detokenizer
 
 log = logging.getLogger(PROJECT)
@@ -63,56 +64,69 @@ class Terminal:
 
 def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
     """Run the task; what result.json holds. After Ctrl-C the file holds what finished, and KeyboardInterrupt is raised."""
-    started = time.perf_counter()
-    questions = read_questions(composed.config)
-    with LLM.from_composed(composed) as llm:
-        summary, choices = describe(llm.resolved)
-        print(summary, file=sys.stderr)
+    started, file = time.perf_counter(), run_dir / "result.json"
+    file.unlink(missing_ok=True)  # a failing run must not be taken for an older one
+    checkpoint = open_checkpoint(composed.config.model, seed=composed.config.seed)
+    questions = read_questions(composed)
+    prompts = [encode_question(q, checkpoint, str(composed.config.chat)) for q in questions]
+    with LLM.from_composed(composed, checkpoint) as llm:
         report = dict(llm.engine.executor.report())
-        prompts = [_tokens(llm, question, str(composed.config.chat)) for question in questions]
-        checked = [llm._checked(p, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]
+        _introduce(llm, report, sum(p.templated for p in prompts))
+        checked = [llm._checked(p.tokens, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]
         ready = time.perf_counter()
         requests = [llm.engine.submit(tokens, params) for tokens, params in checked]
-        with stop_signal() as stop:
-            _answer(llm, Terminal(llm, questions, requests), stop)
-        ended = time.perf_counter()
+        with stop_signal() as stop, progress(llm.engine, len(requests), _bar_wanted()) as bar:
+            _answer(bar, Terminal(llm, questions, requests), stop)
+        seconds = time.perf_counter() - ready
         for request in requests:
             llm.abort(request.id)
-        generated = sum(len(r.tokens) - r.num_prompt for r in requests)
-        firsts = [r.metrics.first_token - r.arrival for r in requests if r.metrics.first_token is not None]
         result = {
-            "plugins": choices,
+            "plugins": describe(llm.resolved)[1],
             "settings": composed.raw,
-            "environment": _environment(llm.resolved.device),
+            "environment": environment(llm.resolved.device),
             "seed": composed.config.seed,
-            "outputs": [_output(llm, q, r) for q, r in zip(questions, requests, strict=True)],
-            "timings": {
-                "start_s": ready - started,
-                "generate_s": ended - ready,
-                "ttft_s": min(firsts, default=None),
-                "output_tokens": generated,
-                "output_tokens_per_s": generated / (ended - ready),
-                **report,
-            },
+            "outputs": [_output(llm, *item) for item in zip(questions, requests, prompts, strict=True)],
+            "timings": {"start_s": ready - started, **_timings(requests, seconds), **bar.rates(), **report},
             "engine": llm.engine.stats.as_dict(),
             "interrupted": bool(stop),
         }
-        result["metrics"] = _plugin_metrics(composed, result)
-        write_json(run_dir / "result.json", result)
-    log.info(
-        "%d tokens in %.1f s (%.1f tok/s); %s", generated, ended - ready, generated / (ended - ready), run_dir / "result.json"
-    )
+        result["metrics"] = plugin_metrics(composed.registry, result)
+        write_json(file, result)
+    rates = "prefill {prefill_tokens_per_s:.0f}, decode {decode_tokens_per_s:.0f} tok/s".format(**bar.rates())
+    log.info("%d tokens in %.1f s (%s); %s", result["timings"]["output_tokens"], seconds, rates, file)
     if stop:
         raise KeyboardInterrupt
     return result
 
 
-def _answer(llm: LLM, terminal: Terminal, stop: list[int]) -> None:
+def _introduce(llm: LLM, report: dict[str, Any], templated: int) -> None:
+    """What runs, on stderr: the choice of every slot, where memory goes, what happens to the prompts."""
+    print(describe(llm.resolved)[0], file=sys.stderr)
+    if memory := report.get("memory"):
+        print(Sizing(**memory), file=sys.stderr)
+    if templated:
+        print(f"chat template of the checkpoint applied to {templated} prompt(s) (chat=off switches it off)", file=sys.stderr)
+
+
+def _bar_wanted() -> bool:
+    """Answers that stream to the same terminal are progress enough, and a bar would break them."""
+    return sys.stderr.isatty() and not sys.stdout.isatty()
+
+
+def _answer(bar: Progress, terminal: Terminal, stop: list[int]) -> None:
     terminal.show()
-    while llm.engine.busy and not stop:
-        for output in llm.engine.step():
+    while bar.engine.busy and not stop:
+        for output in bar.step():
             terminal.take(output)
+            bar.finished(output.finish_reason is not None)
         terminal.show()
+
+
+def _timings(requests: list[Request], seconds: float) -> dict[str, Any]:
+    generated = sum(len(r.tokens) - r.num_prompt for r in requests)
+    firsts = [r.metrics.ttft for r in requests if r.metrics.ttft is not None]
+    rates = {"output_tokens": generated, "output_tokens_per_s": generated / seconds}
+    return {"generate_s": seconds, "ttft_s": min(firsts, default=None), **rates}
 
 
 @contextmanager
@@ -133,22 +147,12 @@ def stop_signal() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tokens(llm: LLM, question: Question, chat: str) -> str | list[int]:
-    """Text goes through the chat template if there is one (chat=auto) or always (chat=on)."""
-    if question.tokens is not None:
-        return question.tokens
-    template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    if question.messages is not None or chat == "on" or (chat == "auto" and template):
-        return llm.chat_tokens(question.messages or [{"role": "user", "content": question.text}])
-    assert question.text is not None
-    return question.text
-
-
-def _output(llm: LLM, question: Question, request: Request) -> dict[str, Any]:
+def _output(llm: LLM, question: Question, request: Request, prompt: Encoded) -> dict[str, Any]:
     token_ids = request.tokens[request.num_prompt :]
     return {
         "prompt": question.text if question.text is not None else question.messages,
         "prompt_tokens": request.num_prompt,
+        "chat_template": prompt.templated,
         "token_ids": token_ids,
         "text": llm.decode(token_ids),
         "finish_reason": request.finish_reason,
@@ -156,27 +160,3 @@ def _output(llm: LLM, question: Question, request: Request) -> dict[str, Any]:
         "seed": request.params.seed,
         "metrics": asdict(request.metrics),
     }
-
-
-def _environment(name: str) -> dict[str, Any]:
-    packages = ("inferlab", "torch", "transformers", "hydra-core", "pluggy", "numpy")
-    installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {p: installed.get(p) for p in packages},
-        "argv": sys.argv,
-        **device.describe(name),
-    }
-
-
-def _plugin_metrics(composed: Composed, result: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that plugins add; one that raises is named and left out."""
-    found: dict[str, Any] = {}
-    for hook in composed.registry.manager.hook.inferlab_metrics.get_hookimpls():
-        try:
-            metrics: Any = hook.function(result=result)
-            found |= {name: asdict(metric) for name, metric in metrics.items()}
-        except Exception as error:
-            log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)
-    return found

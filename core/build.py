@@ -63,7 +63,7 @@ def _own_parameters(params: SamplingParams, sampler: str, settings: type | None)
         if name not in names:
             hint = did_you_mean(name, [*CORE_PARAMETERS, *names])
             known = ", ".join((*CORE_PARAMETERS, *names))
-            raise ValueError(f"unknown sampling parameter {name!r} for sampler={sampler}{hint}; known: {known}")
+            raise ValueError(f"unknown sampling parameter {name!r} for sampler={sampler}{hint} Known: {known}")
     if settings is None:
         return {}
     checked = settings(**params.extra)

@@ -271,3 +271,6 @@ class Engine:
                 chunk.request.message = f"{type(error).__name__}: {error}"
                 self._end_early(chunk.request, "error")
         self.kv.forget(None)
+        # Changes of the block table that travelled with the failed plan may not have arrived: tell them all again.
+        seats = [request.seat for request in self.live.values() if request.seat]
+        self.seats.rows = [(seat.slot, i, block) for seat in seats for i, block in enumerate(seat.blocks)]

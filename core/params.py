@@ -45,13 +45,14 @@ class SamplingParams:
             top_k=top_k,
             min_p=min_p,
             max_tokens=max_tokens,
-            stop_token_ids=tuple(stop_token_ids or ()),
+            stop_token_ids=tuple(stop_token_ids or ()) if not hasattr(stop_token_ids, "__index__") else stop_token_ids,
             ignore_eos=bool(ignore_eos),
             seed=seed,
             extra={**(extra or {}), **theirs},
         )
+        values |= {k: v.item() for k, v in values.items() if hasattr(v, "item")}  # numbers of numpy and torch
         _check(values)
-        values["top_k"] = max(top_k, 0)
+        values["top_k"] = max(values["top_k"], 0)
         spelt = {*theirs, *(["temperature"] if temperature is not None else [])}
         for name, value in {**values, "given": frozenset(spelt) if given is None else given}.items():
             object.__setattr__(self, name, value)
@@ -71,8 +72,9 @@ def _check(values: Mapping[str, Any]) -> None:
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, kind) or not ok(value):
             raise ValueError(f"{name} must be {rule}, got {value!r}")
-    if not all(isinstance(t, int) and t >= 0 for t in values["stop_token_ids"]):
-        raise ValueError(f"stop_token_ids must be token ids >= 0, got {values['stop_token_ids']!r}")
+    stops = values["stop_token_ids"]
+    if not isinstance(stops, tuple) or not all(hasattr(t, "__index__") and t >= 0 for t in stops):
+        raise ValueError(f"stop_token_ids must be a list of token ids >= 0, got {stops!r}")
 
 
 @dataclass(slots=True)
@@ -84,3 +86,19 @@ class RequestMetrics:
     finish: float | None = None
     cached_tokens: int = 0  # prompt positions found in the cache at the first admission
     preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def latency(self) -> float | None:
+        """End to end: ttft + tpot x (tokens - 1)."""
+        return None if self.finish is None else self.finish - self.arrival
+
+    def tpot(self, tokens: int) -> float | None:
+        """Time per output token after the first of `tokens`; undefined for a single one."""
+        if self.latency is None or self.ttft is None or tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (tokens - 1)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.config import Config
+from core.checkpoint import Checkpoint
+from core.config import Composed
+from core.encoding import encode, encode_chat
 from core.interfaces import SamplingParams
 
 
@@ -29,8 +31,33 @@ class Question:
         return self.text or (self.messages[-1].get("content", "") if self.messages else f"{len(self.tokens or [])} token ids")
 
 
-def read_questions(config: Config) -> list[Question]:
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a question, and whether the checkpoint's chat template made them."""
+
+    tokens: list[int]
+    templated: bool
+
+
+def encode_question(question: Question, checkpoint: Checkpoint, chat: str) -> Encoded:
+    """Text goes through the chat template if there is one (chat=auto) or always (chat=on). ValueError names the question."""
+    tokenizer = checkpoint.tokenizer()
+    template = tokenizer is not None and tokenizer.has_chat_template
+    templated = question.messages is not None or (question.text is not None and (chat == "on" or (chat == "auto" and template)))
+    try:
+        if templated:
+            messages = question.messages or [{"role": "user", "content": question.text}]
+            return Encoded(encode_chat(messages, tokenizer, checkpoint), True)
+        return Encoded(encode(question.text if question.text is not None else question.tokens, tokenizer, checkpoint), False)
+    except ValueError as error:
+        raise ValueError(f"{question.name}: {error}") from None
+
+
+def read_questions(composed: Composed) -> list[Question]:
     """Raises ValueError with file and line."""
+    config = composed.config
+    if {"prompts", "prompts_file"} <= composed.explicit:
+        raise ValueError(f"prompts and prompts_file={config.prompts_file} were both given: leave one out")
     params = config.sampling.params()
     if config.prompts_file is None:
         return [Question(f"prompt {i}", text, None, None, params) for i, text in enumerate(config.prompts)]
@@ -65,6 +92,8 @@ def _from_json(name: str, row: Any, params: SamplingParams) -> Question:
         raise ValueError(f'"prompt" must be text or a list of token ids, got {prompt!r}')
     if messages is not None and not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages) and messages):
         raise ValueError(f'"messages" must be a list of objects with role and content, got {messages!r}')
+    if hidden := row.keys() & {"extra", "given"}:
+        raise ValueError(f"unknown sampling parameter {min(hidden)!r}")
     text, tokens = (prompt, None) if isinstance(prompt, str) else (None, prompt)
     return Question(name, text, tokens, messages, _with(params, row))
 
@@ -77,4 +106,4 @@ def _with(params: SamplingParams, row: dict[str, Any]) -> SamplingParams:
     """The run's parameters, with those of the line in their place."""
     base = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
     base["given"] = params.given | row.keys()
-    return SamplingParams(**{**base, **row})
+    return SamplingParams(**{**base, **{name: value for name, value in row.items() if value is not None}})

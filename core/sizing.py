@@ -51,8 +51,10 @@ def size_pool(runner: Runner) -> Sizing:
         wanted = 2**31  # a cache is worth having beyond what running requests need
         budget, activations, rest = _measure(runner, weights)
     count = resolved.num_kv_blocks or min(wanted, budget // bytes_per_block - 1)
-    need = (count + 1) * bytes_per_block
-    if count < 1 or (need > budget and runner.device.type != "cpu"):
+    if resolved.num_kv_blocks and runner.device.type == "cpu":
+        budget = device.available_memory()  # an explicit count may take more than the default share
+    need = (max(count, 1) + 1) * bytes_per_block
+    if count < 1 or need > budget:
         raise ValueError(
             f"no room for the KV cache: {max(count, 1)} block(s) need {need / GIB:.2f} GiB, {budget / GIB:.2f} GiB are left "
             f"(weights {weights / GIB:.2f}, activations {activations / GIB:.2f}, others {rest / GIB:.2f} GiB); "

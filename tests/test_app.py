@@ -42,7 +42,9 @@ def test_result_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert len(output["token_ids"]) == 5 and output["finish_reason"] == "length" and isinstance(output["text"], str)
     out, err = capsys.readouterr()
     assert out == "".join(f"> {o['prompt']}\n{o['text']}\n\n" for o in result["outputs"])
-    assert "kv_allocator" in err and "scheduler" in err
+    assert "kv_allocator" in err and "scheduler" in err and "KV blocks" in err and "GiB" in err
+    assert result["timings"]["prefill_tokens_per_s"] > 0 and result["timings"]["decode_tokens_per_s"] > 0
+    assert [o["chat_template"] for o in result["outputs"]] == [False, False] and "chat template" not in err
 
 
 def test_default_is_greedy_and_repeatable(tmp_path: Path) -> None:
@@ -75,6 +77,8 @@ def test_json_lines(tmp_path: Path) -> None:
         ("p.jsonl", '{"prompt": 5}', "text or a list of token ids, got 5"),
         ("p.jsonl", '{"messages": []}', "must be a list of objects"),
         ("p.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', "no chat template"),
+        ("p.jsonl", '{"prompt": "a", "given": ["temperature"]}', "unknown sampling parameter 'given'"),
+        ("p.jsonl", '{"prompt": "a", "stop_token_ids": 5}', "line 1: stop_token_ids must be a list"),
         ("p.csv", "a", "must end in .txt"),
     ],
 )
@@ -84,6 +88,18 @@ def test_bad_files(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(tmp_path, f"prompts_file={tmp_path}/{name}")
     assert not (tmp_path / "result.json").exists()
+
+
+def test_an_old_result_does_not_survive_a_failing_run(tmp_path: Path) -> None:
+    run(tmp_path, "prompts=[a]")
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        run(tmp_path, "prompts=['']")
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_two_sources_of_prompts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="were both given"):
+        run(tmp_path, "prompts=[a]", "prompts_file=b.txt")
 
 
 def test_missing_file_and_missing_template(tmp_path: Path) -> None:

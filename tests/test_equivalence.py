@@ -31,6 +31,18 @@ def test_same_tokens(scheduler: str, allocator: str, overlap: int, block_size: i
         check(scheduler, allocator, overlap, block_size, budget, seed)
 
 
+@pytest.mark.parametrize("setting", [{"decode_after": 1}, {"decode_after": 2}, {"max_chunk": 1}, {"max_chunk": 5}], ids=str)
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_settings_of_schedulers(setting: dict[str, int], overlap: int) -> None:
+    """Tight pools and small budgets, so that prompts are cut and requests give way under each setting."""
+    scheduler = "fcfs" if "decode_after" in setting else "mixed"
+    for seed in range(12):
+        work = workload(seed)
+        engine = make_engine(scheduler, "paged", blocks=17 + seed % 5, slots=4, budget=6, overlap=overlap, **setting)
+        run = drive(engine, work, seed)
+        assert run.tokens == expected(work) and "error" not in run.ends.values()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("scheduler", "allocator", "overlap", "block_size", "budget"), PRODUCT)
 def test_same_tokens_long(scheduler: str, allocator: str, overlap: int, block_size: int, budget: tuple[int, int]) -> None:

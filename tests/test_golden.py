@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import array
+import importlib
 import itertools
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 
 from core.batch import lay_out, update_table
-from core.interfaces import HostContext, KVSettings, Limits, Request, SamplingParams
+from core.interfaces import HostContext, KVSettings, KVSpec, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder
 from plugins.kv_allocators.block_hash import BlockHash
 from tests.fake import FakeEngine, VirtualClock, drive, expected, make_engine, workload
@@ -189,3 +191,28 @@ def test_no_eviction_in_an_ample_pool(scheduler: str) -> None:
         work = workload(seed)
         assert drive(engine, work, seed).tokens == expected(work)
         assert engine.stats.evictions == 0
+
+
+def test_latency_is_ttft_and_tpot() -> None:
+    """Latency = TTFT + TPOT x (output tokens - 1); TPOT of a single token is undefined."""
+    engine = make_engine()
+    clock = engine.clock
+    assert isinstance(clock, VirtualClock)
+    request = engine.submit([1, 2, 3], SamplingParams(max_tokens=4, temperature=0))
+    for seconds in (2.0, 0.5, 0.5, 1.0):
+        clock.now += seconds
+        engine.step()
+    m = request.metrics
+    assert (m.ttft, m.tpot(4), m.latency) == (2.0, 2.0 / 3, 4.0) and m.tpot(1) is None
+    assert m.ttft is not None and m.latency == m.ttft + (m.tpot(4) or 0) * 3
+
+
+@pytest.mark.parametrize(("layers", "kv_heads", "wanted"), [(28, 8, 114_688), (64, 8, 262_144)])
+@pytest.mark.parametrize("backend", ["reference:Reference", "sdpa:Sdpa"])
+def test_kv_bytes_per_token(layers: int, kv_heads: int, wanted: int, backend: str) -> None:
+    """Qwen3-0.6B in bf16: 2 x 28 x 8 x 128 x 2; Qwen3-32B: 2 x 64 x 8 x 128 x 2."""
+    module, name = backend.split(":")
+    kind = getattr(importlib.import_module(f"plugins.attention.{module}"), name)
+    spec = KVSpec(layers, 16, kv_heads, 128, torch.bfloat16)
+    for block_size in (1, 16, 256):
+        assert kind.block_bytes(kind.__new__(kind), spec, block_size) == wanted * block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import weakref
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,11 +93,17 @@ def test_parameters_must_match_prompts(llm: LLM) -> None:
         ({"max_tokens": 0}, "max_tokens must be a whole number >= 1, got 0"),
         ({"seed": -1}, "seed"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
     ],
 )
 def test_bad_sampling_values(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**values)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(3), top_k=torch.tensor(4), seed=np.int64(7))
+    assert (params.temperature, params.max_tokens, params.top_k, params.seed) == (0.5, 3, 4, 7)
 
 
 def test_unknown_sampling_parameter(llm: LLM) -> None:
@@ -133,6 +141,60 @@ def test_stream_is_generate(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert not llm.engine.live and llm.engine.kv.audit()[2] == 0
+
+
+def test_streams_do_not_eat_each_other(llm: LLM) -> None:
+    """Interleaved streams, and a generate in between, each get all of their tokens and their end."""
+    params = [SamplingParams(temperature=1, seed=s, max_tokens=8, ignore_eos=True) for s in (1, 2)]
+    wanted = [o.token_ids for o in llm.generate(["ab", "cd"], params)]
+    streams = [llm.stream(p, s) for p, s in zip(("ab", "cd"), params, strict=True)]
+    got: list[list[int]] = [[], []]
+    ends: list[str | None] = [None, None]
+    while None in ends:
+        for i, stream in enumerate(streams):
+            for delta in itertools.islice(stream, 1):
+                got[i] += delta.token_ids
+                ends[i] = delta.finish_reason
+        llm.generate("zz", SamplingParams(max_tokens=1, ignore_eos=True))
+    assert got == wanted and ends == ["length", "length"]
+
+
+def test_an_aborted_stream_says_so(llm: LLM) -> None:
+    stream = llm.stream("ab", GREEDY)
+    next(stream)
+    llm.abort(max(llm.engine.live))
+    assert [d.finish_reason for d in stream][-1] == "abort"
+    with pytest.raises(ValueError, match="the prompt: the prompt is empty"):
+        llm.stream("")  # at once, not at the first delta
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2], [True, 1], None, 5, [{"prompt_token_ids": [1]}], [None]])
+def test_what_is_no_prompt(llm: LLM, prompt: Any) -> None:
+    """Nothing is truncated or guessed: one ValueError that names the prompt."""
+    with pytest.raises(ValueError, match=r"prompt 1: a prompt is text or a list of token ids, got"):
+        llm.generate(["ok", prompt], GREEDY)
+
+
+def test_arrays_are_prompts(llm: LLM) -> None:
+    wanted = llm.generate([[97, 98]], GREEDY)[0].token_ids
+    for array in (np.array([97, 98]), torch.tensor([97, 98]), (97, 98)):
+        assert llm.generate([array], GREEDY)[0].token_ids == wanted == llm.generate(array, GREEDY)[0].token_ids
+
+
+def test_what_are_no_parameters(llm: LLM) -> None:
+    for params in ({"temperature": 1}, "greedy", [{"temperature": 1}]):
+        with pytest.raises(ValueError, match=r"prompt 0: sampling parameters are SamplingParams"):
+            llm.generate("a", params)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="overrides is a list"):
+        LLM("tiny-llama", overrides="seed=1")
+
+
+def test_finished_after_generate_under_overlap() -> None:
+    """A stop token leaves a surplus step in flight; nothing of it is the user's business."""
+    with tiny(overlap=1) as llm:
+        token = llm.generate("abc", GREEDY)[0].token_ids[1]
+        llm.generate("abc", SamplingParams(temperature=0, stop_token_ids=[token], ignore_eos=True))
+        assert llm.is_finished()
 
 
 def test_interrupted_generate_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +276,10 @@ def test_seed_fixes_everything() -> None:
     assert runs[0] == runs[1] != runs[2] and runs[0][0] != runs[0][1]
 
 
-def test_random_weights_of_a_real_configuration_are_refused_without_room() -> None:
-    with pytest.raises(ValueError, match="no room for the KV cache"):
-        tiny(num_kv_blocks="auto", kv_memory=1000)
+@pytest.mark.parametrize("settings", [{"num_kv_blocks": "auto", "kv_memory": 1000}, {"num_kv_blocks": 10**11}])
+def test_no_room_for_the_cache(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no room for the KV cache.*GiB"):
+        tiny(**settings)
 
 
 @pytest.mark.parametrize("name", ["modle", "atention"])

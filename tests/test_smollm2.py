@@ -4,6 +4,10 @@ tests/data/smollm2_greedy.json with version and command."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +39,18 @@ def test_recorded_continuations_chunked_and_mixed() -> None:
     """A budget of 7 tokens cuts every prompt; decodes and chunks share steps; overlap is on."""
     with check([ROWS[5], ROWS[14]], max_num_batched_tokens=7, scheduler="mixed", overlap=1) as llm:
         assert llm.engine.stats.steps > NEW_TOKENS
+
+
+def test_the_capital_of_france(tmp_path: Path) -> None:
+    """The README's promise, as a newcomer types it: a real answer, through the chat template, and both are recorded."""
+    question = "What is the capital of France? Answer briefly."
+    command = [sys.executable, "-m", "core.run", f'prompts=["{question}"]', "sampling.temperature=0", "hydra.run.dir=out"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout and "chat template" in done.stderr
+    output = json.loads((tmp_path / "out/result.json").read_text())["outputs"][0]
+    assert "Paris" in output["text"] and output["chat_template"] and output["finish_reason"] == "stop"
 
 
 @pytest.mark.nightly

@@ -26,7 +26,8 @@ class Queues(Scheduler):
             self.waiting.remove(request)
 
     def give_way(self, step: Step, request: Request) -> None:
-        """Back to the head of the queue; what it computed is computed again."""
+        """Back to the head of the queue, behind a prompt under way; what it computed is computed again."""
         step.evict(request)
         del self.running[request]
-        self.waiting.appendleft(request)
+        # A cut prompt keeps its blocks: if others stood before it, they could wait for these blocks for ever.
+        self.waiting.insert(int(bool(self.waiting) and self.waiting[0].seat is not None), request)
