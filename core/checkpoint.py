@@ -5,13 +5,13 @@ Light to import (no torch). A `Checkpoint` can be pickled to workers, which open
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.files import read_object
 from core.gguf_config import config_from_gguf
 from core.locate import locate, locate_package
 from core.sources import GGUFSource, LazyWeight, RandomSource, SafetensorsSource, Source
@@ -107,7 +107,7 @@ def open_checkpoint(settings: ModelSettings, *, seed: int = 0) -> Checkpoint:
     path = _find(settings)
     if path is not None and path.is_file():
         return _open_gguf(path, settings)
-    config = _read_json(path / "config.json") if path else dict(settings.config or {})
+    config = read_object(path / "config.json") if path else dict(settings.config or {})
     if path and not config:
         raise ValueError(
             f"{path} is no Hugging Face model directory: it has no config.json; a .gguf file is given by its own path"
@@ -155,14 +155,5 @@ def _open_config(folder: Path | None, config: dict[str, Any], settings: ModelSet
         assert folder is not None
         source = SafetensorsSource(folder, tied=bool(config.get("tie_word_embeddings", False)))
     name = settings.path.rstrip("/").rsplit("/", 1)[-1] if settings.path else f"random {architectures[0]}"
-    generation = _read_json(folder / "generation_config.json") if folder else {}
+    generation = read_object(folder / "generation_config.json") if folder else {}
     return Checkpoint(config, architectures[0], False, name, source, folder, settings.tokenizer, generation)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no valid JSON: {error}; download it again") from None

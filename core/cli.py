@@ -20,11 +20,18 @@ from omegaconf import DictConfig
 from core import multirun
 from core.composition import registry_for, rewrite, translate, world
 from core.config import Config, finish
-from core.errors import message
+from core.errors import ConfigError, did_you_mean, message
 from core.interfaces import PROJECT
 from core.plugins import Registry
 from core.validation import Options
 from core.vocabulary import CONFIG_NAME, conf_dir, plain
+
+# Ours, and those of Hydra's that make sense here.
+FLAGS = (
+    *("--help", "-h", "--version", "--debug", "--multirun", "-m", "--run", "-r", "--cfg", "-c", "--resolve", "--package", "-p"),
+    *("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--info", "-i", "--hydra-help"),
+    *("--shell-completion", "-sc", "--experimental-rerun"),
+)
 
 log = logging.getLogger(PROJECT)
 _errors: list[Exception] = []  # of the job: Hydra would print it in its own way, and more than once
@@ -51,6 +58,7 @@ def _main(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(PROJECT, metadata.version(PROJECT))
         return 0
+    _refuse_unknown_flags(arguments)
     registry = registry_for(arguments)
     for plugin, why in registry.failed.items():
         print(f"warning: plugin {plugin} could not be loaded: {why}", file=sys.stderr)
@@ -62,6 +70,14 @@ def _main(arguments: list[str]) -> int:
     flags, folders = _config_dirs(arguments)
     multirun.sweep.flags = flags
     return _hydra(rewrite(arguments, registry, folders), registry)
+
+
+def _refuse_unknown_flags(arguments: Sequence[str]) -> None:
+    """Hydra would print its whole usage."""
+    for word in arguments:
+        flag = word.partition("=")[0]
+        if flag.startswith("-") and flag not in FLAGS:
+            raise ConfigError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)} Settings are given as NAME=VALUE; see --help")
 
 
 def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:

@@ -183,6 +183,8 @@ class Config:
         for name, value in given.items():
             _check_count(name, value)
             self.num_kv_blocks = value
+        if given and self.kv_memory != "auto":
+            raise ConfigError(f"{next(iter(given))} and kv_memory both size the KV cache: leave one out")
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,12 @@ class Composed:
     """Checked settings, and where they come from."""
 
     config: Config
-    choices: Mapping[str, str]  # kind -> name of the option, or "auto"; load -> name of the preset
+    choices: Mapping[str, str]  # kind -> name of the option, or "auto"
     explicit: frozenset[str]  # dotted keys that were given (kinds among them), by the user or by a preset
     sources: Mapping[str, str]  # dotted key -> "command line" or "preset"; only for keys in `explicit`
     raw: Mapping[str, Any]  # the resolved configuration, plain containers, for recording
     registry: Registry
+    load: str = "offline"  # name of the preset
 
     def where(self, key: str) -> str:
         """For messages: "from the command line"."""
@@ -212,8 +215,7 @@ def finish(options: Options, source: str = "command line") -> Composed:
     if sorted(config.plugins.block) != list(options.registry.blocked):
         raise ConfigError(f"plugins.block works on the command line only, not in a preset (got {config.plugins.block})")
     sources = dict.fromkeys(options.changed(Config), "preset") | dict.fromkeys(options.given(), source)
-    choices["load"] = str(options.chosen.get("load"))
-    return Composed(config, choices, frozenset(sources), sources, options.raw, options.registry)
+    return Composed(config, choices, frozenset(sources), sources, options.raw, options.registry, str(options.chosen["load"]))
 
 
 def given_count(value: int | str) -> int | None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from core.clock import Clock
 from core.interfaces import Drawn, Executor, HostContext, KVAllocator, Request, SamplingParams, Scheduler, StepPlan
-from core.observers import Observers
-from core.records import request_record, step_record
+from core.observers import Observers, request_record, step_record
 from core.step import Chunk, Seats, StepBuilder
 
 

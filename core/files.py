@@ -1,4 +1,4 @@
-"""Writing result files. Light: the parent of a sweep uses it without loading torch."""
+"""JSON files: results, and those of models. Light: the parent of a sweep uses it without loading torch."""
 
 from __future__ import annotations
 
@@ -22,3 +22,16 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that belongs to a model; {} where there is no such file. ValueError names the file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no valid JSON: {error}; download it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, it holds {type(found).__name__}; download it again")
+    return found

@@ -1,44 +1,11 @@
-"""Every hook that a plugin may implement, and what observers are given."""
+"""Every hook that a plugin may implement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from core.interfaces import Component, RequestMetrics, hookspec
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One executed step, when its tokens are known on the host."""
-
-    index: int
-    now: float  # seconds on the engine's clock
-    chunks: int
-    tokens: int
-    draws: int
-    evictions: int
-    waiting: int  # requests without a seat
-    running: int
-    free_blocks: int  # blank and reusable
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    id: int
-    finish_reason: str
-    num_prompt: int
-    num_generated: int
-    metrics: RequestMetrics
-    labels: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    value: float
-    unit: str
-    doc: str = ""
+from core.interfaces import Component, Metric, RequestRecord, StepRecord, hookspec
 
 
 @hookspec

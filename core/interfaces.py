@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pluggy
 
-from core.capabilities import AtLeast as AtLeast
-from core.capabilities import Constraint
-from core.capabilities import MultipleOf as MultipleOf
-from core.capabilities import OneOf as OneOf
-from core.capabilities import Probe as Probe
-from core.params import RequestMetrics, SamplingParams
+from core.capabilities import AtLeast, Constraint, MultipleOf, OneOf, Probe  # noqa: F401, for authors
+from core.params import SamplingParams
+from core.records import Metric, RequestMetrics, RequestRecord, StepRecord  # noqa: F401, for authors
 
 if TYPE_CHECKING:
     import torch

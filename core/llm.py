@@ -46,6 +46,10 @@ class LLM:
 
     def _start(self, composed: Composed, checkpoint: Checkpoint | None = None) -> None:
         checkpoint = checkpoint or open_checkpoint(composed.config.model, seed=composed.config.seed)
+        if checkpoint.folder and any(key.startswith("model.config") for key in composed.explicit):
+            raise ValueError(
+                f"model.config has no effect beside {checkpoint.folder}/config.json: change that file, or leave it out"
+            )
         self.resolved: Resolved = resolve(composed, checkpoint, composed.registry)
         self.engine: Engine = build_engine(self.resolved, composed.registry)
         self.tokenizer = checkpoint.tokenizer()

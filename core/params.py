@@ -1,4 +1,4 @@
-"""What a request asks for, and what is measured of it."""
+"""What a request asks for."""
 
 from __future__ import annotations
 
@@ -75,30 +75,3 @@ def _check(values: Mapping[str, Any]) -> None:
     stops = values["stop_token_ids"]
     if not isinstance(stops, tuple) or not all(hasattr(t, "__index__") and t >= 0 for t in stops):
         raise ValueError(f"stop_token_ids must be a list of token ids >= 0, got {stops!r}")
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """Seconds on the engine's clock; counts of this request. Written by the engine."""
-
-    arrival: float = 0.0
-    first_token: float | None = None
-    finish: float | None = None
-    cached_tokens: int = 0  # prompt positions found in the cache at the first admission
-    preemptions: int = 0
-
-    @property
-    def ttft(self) -> float | None:
-        """Time to first token."""
-        return None if self.first_token is None else self.first_token - self.arrival
-
-    @property
-    def latency(self) -> float | None:
-        """End to end: ttft + tpot x (tokens - 1)."""
-        return None if self.finish is None else self.finish - self.arrival
-
-    def tpot(self, tokens: int) -> float | None:
-        """Time per output token after the first of `tokens`; undefined for a single one."""
-        if self.latency is None or self.ttft is None or tokens < 2:
-            return None
-        return (self.latency - self.ttft) / (tokens - 1)

@@ -1,40 +1,66 @@
-"""What observers are given."""
+"""What is measured of requests and steps, and what observers are given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from core.hooks import RequestRecord, StepRecord
-from core.interfaces import Request
-from core.step import Chunk
-
-if TYPE_CHECKING:
-    from core.engine import Engine
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 
-def step_record(engine: Engine, chunks: list[Chunk], evictions: int, now: float) -> StepRecord:
-    free, reusable, _ = engine.kv.audit()
-    running = sum(request.seat is not None for request in engine.live.values())
-    return StepRecord(
-        index=engine.stats.steps,
-        now=now,
-        chunks=len(chunks),
-        tokens=sum(c.count for c in chunks),
-        draws=sum(c.draws for c in chunks),
-        evictions=evictions,
-        waiting=len(engine.live) - running,
-        running=running,
-        free_blocks=free + reusable,
-    )
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds on the engine's clock; counts of this request. Written by the engine."""
+
+    arrival: float = 0.0
+    first_token: float | None = None
+    finish: float | None = None
+    cached_tokens: int = 0  # prompt positions found in the cache at the first admission
+    preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def latency(self) -> float | None:
+        """End to end: ttft + tpot x (tokens - 1)."""
+        return None if self.finish is None else self.finish - self.arrival
+
+    def tpot(self, tokens: int) -> float | None:
+        """Time per output token after the first of `tokens`; undefined for a single one."""
+        if self.latency is None or self.ttft is None or tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (tokens - 1)
 
 
-def request_record(request: Request) -> RequestRecord:
-    assert request.finish_reason is not None
-    return RequestRecord(
-        id=request.id,
-        finish_reason=request.finish_reason,
-        num_prompt=request.num_prompt,
-        num_generated=len(request.tokens) - request.num_prompt,
-        metrics=request.metrics,
-        labels=request.labels,
-    )
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One executed step, when its tokens are known on the host."""
+
+    index: int
+    now: float  # seconds on the engine's clock
+    chunks: int
+    tokens: int
+    draws: int
+    evictions: int
+    waiting: int  # requests without a seat
+    running: int
+    free_blocks: int  # blank and reusable
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    id: int
+    finish_reason: str
+    num_prompt: int
+    num_generated: int
+    metrics: RequestMetrics
+    labels: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    value: float
+    unit: str
+    doc: str = ""

@@ -6,13 +6,13 @@ Sources are picklable: files are opened when first needed, once per process.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from core.files import read_object
 from core.gguf_config import gguf_names, unused_in_gguf
 from core.gguf_file import GGUFFile
 
@@ -119,7 +119,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        index = read_object(folder / INDEX)
+        if not isinstance(index.get("weight_map"), dict):
+            raise ValueError(f"{folder / INDEX} has no weight_map; download it again")
+        names = sorted(set(index["weight_map"].values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             raise ValueError(f"{folder / INDEX} names files that are not there: {', '.join(absent)}; download them again")

@@ -6,13 +6,13 @@ transformers is imported only for a directory without tokenizer.json: the import
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from core.chat import ChatTemplate
 from core.detokenizer import Detokenizer as Detokenizer
+from core.files import read_object
 from core.gguf_file import GGUFFile
 from core.gguf_tokenizer import gguf_backend, gguf_special_tokens
 
@@ -115,7 +115,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
 
 def folder_tokenizer(folder: Path) -> Tokenizer | None:
     """From a Hugging Face directory; None if it holds no tokenizer."""
-    settings = _json(folder / "tokenizer_config.json")
+    settings = read_object(folder / "tokenizer_config.json")
     backend: Backend
     if (folder / "tokenizer.json").is_file():
         import tokenizers
@@ -139,7 +139,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token, ...: their text, as templates know them."""
-    given = {**_json(folder / "special_tokens_map.json"), **settings}
+    given = {**read_object(folder / "special_tokens_map.json"), **settings}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
     return {key: text for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)}
 
@@ -152,7 +152,3 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given}.get("default")
     return given
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

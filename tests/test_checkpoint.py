@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -304,3 +305,17 @@ def test_import_is_light():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize(("text", "why"), [("{", "no valid JSON"), ("[]", "must hold a JSON object")])
+def test_broken_files_are_named(tmp_path: Path, name: str, text: str, why: str) -> None:
+    """Every JSON file of a model directory: the message says which one is broken."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 5}))
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} .*{why}|{re.escape(name)} {why}"):
+        checkpoint = open_checkpoint(ModelSettings(path=str(tmp_path)))
+        checkpoint.tokenizer()
+        list(checkpoint.tensors({"w": (1,)}, undo=lambda n, t: t, dtype=torch.float32))

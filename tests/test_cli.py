@@ -69,6 +69,8 @@ def test_the_log_level(jobs: list[Composed], capfd: pytest.CaptureFixture[str]) 
         (["plugins.block=[schedulers]"], "error: scheduler=fcfs: no such option"),
         (["-m", "atention=a,b"], "error: unknown setting atention; did you mean attention?"),
         (["-m", "scheduler=fcfs,mixd"], "did you mean mixed?"),
+        (["--multrun"], "error: unknown flag --multrun; did you mean --multirun"),
+        (["num_kv_blocks=9", "kv_memory=1GiB"], "error: num_kv_blocks and kv_memory both size the KV cache: leave one out"),
     ],
 )
 def test_user_errors(jobs: list[Composed], capfd: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

@@ -94,7 +94,7 @@ def test_unknown_names(override: str, text: str) -> None:
         ("gpu_memory_utilization=1.5", "in (0, 1], got 1.5"),
         ("tensor_parallel_size=0", ">= 1, got 0"),
         ("sampling.top_p=3", "sampling.top_p must be a number in (0, 1], got 3.0"),
-        ("sampling.stop_token_ids=[-1]", "sampling.stop_token_ids must be token ids >= 0"),
+        ("sampling.stop_token_ids=[-1]", "sampling.stop_token_ids must be a list of token ids >= 0"),
         ("prompts=hello", "a list is needed"),
         ("scheduler.decode_after=-1", "scheduler.decode_after must be >= 0"),
         ("task=sing", "task must be"),
