@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,9 @@ class LLM:
         self.tokenizer = checkpoint.tokenizer()
         self._prompts: dict[int, tuple[Request, str | None]] = {}  # of add_request, not yet reported as finished
         self._finalizer = weakref.finalize(self, self.engine.executor.close)
+        if self.resolved.device != "cpu":  # a collection that walks all of torch would be seen in a step of a millisecond
+            gc.collect()
+            gc.freeze()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool | None = None
@@ -130,6 +134,7 @@ class LLM:
         for number in list(self.engine.live):
             self.engine.abort(number)
         self._finalizer()
+        gc.unfreeze()
 
     def __enter__(self) -> LLM:
         return self
