@@ -265,9 +265,9 @@ def test_split_covers_all_chunks_and_saves_padding():
 
 
 def test_declarations():
-    """Three backends; block size 256 is what flash needs before its probe knows better; sdpa is first choice on a CPU."""
+    """Four backends; block size 256 is what flash needs before its probe knows better; sdpa is first choice on a CPU."""
     found = {c.name: c for c in entry.inferlab_components()}
-    assert list(found) == ["reference", "sdpa", "flash"]
+    assert list(found) == ["reference", "sdpa", "flash", "triton"]
     assert found["sdpa"].provides["auto_rank"] > found["reference"].provides["auto_rank"]
     wants = found["flash"].capabilities
     refused = {"block_size": 64, "device": "cpu", "dtype": "float32"}

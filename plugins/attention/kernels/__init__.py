@@ -1,0 +1,1 @@
+"""Triton kernels of paged attention. Keys and values of a layer are [blocks, K, P, D] views; only D must be contiguous."""
