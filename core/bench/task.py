@@ -106,7 +106,7 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
         "seed": composed.config.seed,
     }
     found = {
-        "load": composed.choices["load"],
+        "load": composed.load,
         "model": bench.resolved.checkpoint.name,
         "dtype": bench.resolved.dtype,
         "device": head["environment"].get("gpu", bench.resolved.device),

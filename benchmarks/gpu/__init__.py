@@ -1,0 +1,1 @@
+"""Measurements that need a GPU; each prints a short table last."""

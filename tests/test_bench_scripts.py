@@ -1,0 +1,108 @@
+"""The scripts of benchmarks/gpu on a CPU: checkpoints that load, tables that add up, processes that may be refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.gpu.ablation import SLACK, Worker, markdown, pool, rows, run_group
+from benchmarks.gpu.make_checkpoint import shapes_of, shards, write
+from benchmarks.gpu.startup import start
+from core.config import compose
+from core.llm import LLM, SamplingParams
+
+LOAD = ("load.num_requests=2", "load.input_min=4", "load.input_max=4", "load.output_min=3", "load.output_max=3")
+SETTINGS = ["model=tiny-llama", "max_model_len=96", "cpu_threads=1", *LOAD]
+
+
+@pytest.mark.parametrize("preset", ["tiny-qwen3", "tiny-llama"])
+def test_a_checkpoint_that_loads(tmp_path: Path, preset: str) -> None:
+    """Sharded with an index; tied and untied heads; the numbers are what was promised, and the seed fixes them."""
+    config = compose([f"model={preset}"]).config.model.config
+    size = write(config, tmp_path / "a", seed=0, limit=100_000)
+    write(config, tmp_path / "b", seed=0, limit=10**9)
+    whole = load_file(tmp_path / "b/model.safetensors")
+    index = json.loads((tmp_path / "a/model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2 and index["weight_map"].keys() == whole.keys()
+    assert index["metadata"]["total_size"] == size == sum(2 * t.numel() for t in whole.values())
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "a" / file)[name], whole[name]), name
+    matrix = whole["model.layers.0.mlp.down_proj.weight"].float()
+    assert matrix.std() == pytest.approx(0.02, rel=0.05) and (whole["model.norm.weight"] == 1).all()
+    with LLM(str(tmp_path / "a"), max_model_len=96, cpu_threads=1, device="cpu") as llm:
+        output = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    assert len(output.token_ids) == 3
+
+
+def test_shards_of_a_real_model() -> None:
+    """No tensor is lost or split; qwen3-8b has 8.19 billion parameters."""
+    shapes = shapes_of(compose(["model=qwen3-8b"]).config.model.config)
+    groups = list(shards(shapes, 4 * 10**9))
+    assert [name for group in groups for name in group] == list(shapes) and 5 <= len(groups) <= 8
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == pytest.approx(8.19e9, rel=1e-3)
+
+
+def result(reason: str = "", *seconds: float) -> dict[str, Any]:
+    runs = [
+        {
+            "seconds": s,
+            "output_tokens_per_s": 100 / s,
+            "host_per_decode_step_us": {"launch": 50.0},
+            "memory": {"peak": 2**30},
+        }
+        for s in seconds
+    ]
+    return {"reason": reason, "runs": runs}
+
+
+def test_the_table_of_an_ablation() -> None:
+    """Medians against the baseline of the same group; a refused variant says why, and no table cell is broken by it."""
+    found = rows(
+        [
+            {"baseline": result("", 2, 4, 3), "graphs": result("", 6, 5, 7), "flash": result("no GPU | here")},
+            {"baseline": result("", 2), "greedy": result("died", 1.0)},
+        ]
+    )
+    assert [row.get("change") for row in found] == [0, 1, None, 0, None]
+    lines = markdown(found).splitlines()
+    assert lines[2].startswith("| baseline, group 1 | 33 | 3.000 (2.000 to 4.000) |  | 50 | 1.00 |")
+    assert lines[3].startswith("| graphs=off | 17 | 6.000 (5.000 to 7.000) | +100.0% | 50 | 1.00 |")
+    assert lines[4].startswith("| attention=flash | n/a: no GPU / here |") and "n/a: died" in lines[6]
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_pool_of_an_ablation() -> None:
+    """What all requests hold when they are longest, and room for their last blocks."""
+    assert pool(SETTINGS, [0, 1]) == 2 * (4 + 2) + 2 * SLACK
+
+
+def test_a_refused_variant_says_why(tmp_path: Path) -> None:
+    """The process ends with the engine's own message; later runs are not asked of it."""
+    worker = Worker("flash", [*SETTINGS, "task=bench", "device=cpu", "attention=flash"], 64, tmp_path / "log")
+    assert worker.facts is None and "attention=flash needs device" in worker.reason
+    assert worker.ask(0) is None
+    worker.close()
+    assert worker.process.returncode == 1
+
+
+@pytest.mark.nightly
+def test_an_ablation(tmp_path: Path) -> None:
+    """Two processes in turn; the refused one leaves the other alone."""
+    args = argparse.Namespace(overrides=[*SETTINGS, "device=cpu"], repeats=2)
+    group = run_group(["baseline", "flash"], args, tmp_path)
+    assert len(group["baseline"]["runs"]) == 2 and not group["flash"]["runs"] and group["flash"]["reason"]
+    assert [r["seed"] for r in group["baseline"]["runs"]] == [0, 1]
+
+
+@pytest.mark.nightly
+def test_a_start(tmp_path: Path) -> None:
+    """Every event is seen, in order."""
+    seen = start(["model=tiny-llama", "max_model_len=96", "device=cpu"], tmp_path)
+    times = [seen[name] for name in ("imported", "built", "first_token", "ready", "exited")]
+    assert times == sorted(times) and seen["report"]["num_blocks"] > 0
