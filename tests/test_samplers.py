@@ -28,7 +28,7 @@ NOTHING = np.empty(0, np.int32)
 def make(vocab, *params, cls: Any = Gumbel, compile=False):
     """A sampler with one slot per given dict of parameters, seeded by slot unless they say otherwise."""
     limits = Limits(max(len(params), 1), 100, 100)
-    context = SimpleNamespace(limits=limits, device=torch.device("cpu"), vocab_size=vocab, compile=compile)
+    context = SimpleNamespace(limits=limits, device=torch.device("cpu"), vocab_size=vocab, compile=compile, fused=False)
     made = cls(NoSettings(), context)
     for slot, given in enumerate(params):
         made.admit(slot, SamplingParams(**{"seed": slot, **given}), NOTHING)

@@ -7,8 +7,6 @@ equal logit are ranked by id. R rows of one kind, V vocabulary, W ranked tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,26 +14,34 @@ from torch import Tensor
 from core.interfaces import Array, DeviceContext, NoSettings, Rows, Sampled, Sampler, SamplingParams
 from plugins.samplers.common.greedy import argmax, masked, reject
 from plugins.samplers.common.noise import gumbel
+from plugins.samplers.common.table import SlotTable, staged, unpack
 
 COLDEST = 1e-5  # temperatures below are 0
 RANKED = 1024  # tokens ranked at first; a row whose filters keep more ranks its whole vocabulary
 CACHED = 1 << 16  # values per call on a CPU: the temporaries then stay in its cache
+SORTED = 32  # filtered rows at once: each sorts its vocabulary in some 5 MB
 
 
 class Gumbel(Sampler):
-    """Parameters live in device tables, one row per slot; the last one, for padding, stays greedy."""
+    """Parameters live in a table with one row per slot; the last one, for padding, stays greedy."""
 
     def __init__(self, settings: NoSettings, context: DeviceContext) -> None:
         super().__init__(settings, context)
-        slots, device = context.limits.max_num_seqs + 1, context.device
-        # [slots, 4]: 1 / temperature (0: greedy), top-p (2: off), log of min-p (-inf: off), top-k (0: off)
-        self._floats = torch.tensor([0.0, 2.0, float("-inf"), 0.0], device=device).repeat(slots, 1)
-        self._seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        slots, self._on_cpu = context.limits.max_num_seqs + 1, context.device.type == "cpu"
+        # 1 / temperature (0: greedy), top-p (2: off), log of min-p (-inf: off), top-k (0: off)
+        self._table = SlotTable(slots, (0.0, 2.0, float("-inf"), 0.0), context.device)
         self._hot, self._filtered = np.zeros(slots, bool), np.zeros(slots, bool)
+        most = 2 * max(slots, context.limits.max_num_batched_tokens)
+        self._index = torch.zeros(most, dtype=torch.int64, device=context.device)  # the filtered rows, repeated to fill up
         self._draw = torch.compile(draw, dynamic=True) if context.compile else draw
+        self._one_pass = None
+        if context.fused:
+            from plugins.samplers.kernels import draw as one_pass
+
+            self._one_pass = one_pass
 
     def admit(self, slot: int, params: SamplingParams, tokens: Array) -> None:
-        """Writes the slot's row of every table."""
+        """Writes the slot's row on the host; the next `plan` sends it."""
         hot, vocab = params.temperature >= COLDEST, self.context.vocab_size
         assert params.seed is not None or not hot, "the engine derives a seed for every request"
         top_k = params.top_k if 0 < params.top_k < vocab else 0
@@ -43,43 +49,61 @@ class Gumbel(Sampler):
         min_p = float(np.log(params.min_p)) if params.min_p > 0 else float("-inf")
         self._hot[slot] = hot
         self._filtered[slot] = hot and (top_k > 0 or top_p < 1 or params.min_p > 0)
-        self._floats[slot] = torch.tensor([1 / params.temperature if hot else 0.0, top_p, min_p, float(top_k)])
-        self._seeds[slot] = params.seed or 0
+        self._table.floats[slot] = 1 / params.temperature if hot else 0.0, top_p, min_p, top_k
+        self._table.seeds[slot] = params.seed or 0
+        self._table.change(slot)
 
-    def plan(self, slots: Array) -> tuple[bool, bool]:
-        """(any hot row without filters, any filtered row)"""
-        hot, filtered = self._hot[slots], self._filtered[slots]
-        return bool((hot & ~filtered).any()), bool(filtered.any())
+    def plan(self, slots: Array) -> tuple[bool, int]:
+        """(any hot row without filters, how many filtered rows `sample` draws). Sends what the device lacks, in its order."""
+        self._table.flush()
+        filtered = self._filtered[slots]
+        rows = np.flatnonzero(filtered)
+        hot = self._one_pass is not None or bool((self._hot[slots] & ~filtered).any())
+        if self._on_cpu:
+            self._index = torch.from_numpy(rows)
+            return hot, len(rows)
+        if not len(rows):
+            return hot, 0
+        # Few sizes, so that few graphs are captured. At least 2: torch adds up a single row in another order.
+        size = max(2, 1 << (len(rows) - 1).bit_length())
+        self._index[:size].copy_(staged(np.resize(rows, size)), non_blocking=True)
+        return hot, size
 
     def sample(self, logits: Tensor, rows: Rows) -> Sampled:
         """The token of each row; -1 where no logit is finite or one is NaN."""
+        hot, size = rows.variant if isinstance(rows.variant, tuple) else self.plan(rows.slots.cpu().numpy())
+        if self._one_pass is not None:
+            tokens = self._one_pass(logits, rows.masks, self._table.tensor, rows.slots, rows.positions)
+        else:
+            tokens = self._draw_plain(logits, rows, hot)
+        for index in self._index[:size].split(SORTED) if size else ():
+            floats, seeds = unpack(self._table.tensor[rows.slots[index]])
+            allowed = masked(logits[index], None if rows.masks is None else rows.masks[index])
+            drawn = draw_filtered(allowed, floats, seeds, rows.positions[index])
+            tokens = tokens.index_copy(0, index, reject(drawn, tokens[index] >= 0))
+        return Sampled(tokens)
+
+    def _draw_plain(self, logits: Tensor, rows: Rows, any_hot: bool) -> Tensor:
         logits = masked(logits, rows.masks)
         tokens, sound = argmax(logits)
-        any_hot, any_filtered = rows.variant if isinstance(rows.variant, tuple) else self.plan(rows.slots.cpu().numpy())
-        if any_hot or any_filtered:
-            floats, seeds = self._floats[rows.slots], self._seeds[rows.slots]
-            filtered = (floats[:, 1] < 1) | (floats[:, 2] > float("-inf")) | (floats[:, 3] > 0)
-            hot = floats[:, 0] > 0
-            if any_hot:
-                tokens = _replace(tokens, hot & ~filtered, self._draw_all, logits, floats, seeds, rows.positions)
-            if any_filtered:
-                tokens = _replace(tokens, hot & filtered, draw_filtered, logits, floats, seeds, rows.positions)
-        return Sampled(reject(tokens, sound))
+        if any_hot:
+            floats, seeds = unpack(self._table.tensor[rows.slots])
+            args = logits, floats[:, 0], seeds, rows.positions
+            if self._on_cpu:
+                chosen = ((floats[:, 0] > 0) & ~_filters(floats)).nonzero().squeeze(1)
+                args = args if len(chosen) == len(tokens) else tuple(x[chosen] for x in args)
+                tokens = tokens.index_copy(0, chosen, self._draw_all(*args))
+            else:  # all rows: picking some would make the host wait
+                tokens = torch.where(floats[:, 0] > 0, self._draw(*args), tokens)
+        return reject(tokens, sound)
 
-    def _draw_all(self, logits: Tensor, floats: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        size = max(CACHED // logits.shape[1], 1) if logits.device.type == "cpu" else len(logits)
-        parts = zip(*(x.split(size) for x in (logits, floats[:, 0], seeds, positions)), strict=True)
-        return torch.cat([self._draw(*part) for part in parts])
+    def _draw_all(self, *args: Tensor) -> Tensor:
+        size = max(CACHED // args[0].shape[1], 1)
+        return torch.cat([self._draw(*part) for part in zip(*(x.split(size) for x in args), strict=True)])
 
 
-def _replace(tokens: Tensor, chosen: Tensor, draw: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    """`tokens` with the chosen rows drawn. On a device all rows are drawn: picking some would make the host wait."""
-    if tokens.device.type != "cpu":
-        return torch.where(chosen, draw(*args), tokens)
-    if not bool(chosen.all()):
-        index = chosen.nonzero().squeeze(1)
-        return tokens.index_copy(0, index, draw(*(x[index] for x in args)))
-    return draw(*args)
+def _filters(floats: Tensor) -> Tensor:
+    return (floats[:, 1] < 1) | (floats[:, 2] > float("-inf")) | (floats[:, 3] > 0)
 
 
 def draw(logits: Tensor, inverse: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

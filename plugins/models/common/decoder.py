@@ -14,7 +14,7 @@ from torch import Tensor
 from core.interfaces import Attend, DeviceContext, KVSpec, ModelArch, Prologue, Weight
 from plugins.models.common.layers import LMHead, MergedColumnLinear, QKVLinear, RowLinear, VocabEmbedding
 from plugins.models.common.norm import RMSNorm
-from plugins.models.common.pieces import Cut, Pieces, compiled, prefixed
+from plugins.models.common.pieces import Cut, Pieces, fastest, prefixed
 from plugins.models.common.rope import rope_table
 from plugins.models.common.settings import DecoderSizes
 
@@ -55,7 +55,7 @@ class MLP:
         cut = Cut.even(sizes.intermediate, context.parallel, "intermediate_size")
         self.gate_up = MergedColumnLinear(sizes.hidden, {"gate_proj": cut, "up_proj": cut}, sizes.mlp_bias, context)
         self.down = RowLinear("down_proj", sizes.intermediate, sizes.hidden, sizes.mlp_bias, context)
-        self._silu_mul = compiled(silu_mul, context)
+        self._silu_mul = fastest(silu_mul, context)
 
     def pieces(self) -> Pieces:
         """gate_proj, up_proj, down_proj."""

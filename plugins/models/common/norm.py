@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.interfaces import DeviceContext
-from plugins.models.common.pieces import Piece, Pieces, compiled, parameter
+from plugins.models.common.pieces import Piece, Pieces, fastest, parameter
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,7 +25,7 @@ class RMSNorm:
 
     def __init__(self, size: int, eps: float, context: DeviceContext) -> None:
         self.weight, self.eps = parameter(context, size), eps
-        self._norm, self._add_norm = compiled(rms_norm, context), compiled(add_rms_norm, context)
+        self._norm, self._add_norm = fastest(rms_norm, context), fastest(add_rms_norm, context)
 
     def pieces(self) -> Pieces:
         """The one weight."""
@@ -35,5 +35,5 @@ class RMSNorm:
         return self._norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual)."""
+        """(norm(x + residual), x + residual). The caller gives both up: fused, the results take their memory."""
         return self._add_norm(x, residual, self.weight, self.eps)

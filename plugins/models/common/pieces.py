@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -73,6 +74,9 @@ def parameter(context: DeviceContext, *shape: int) -> Tensor:
     return torch.empty(shape, device=context.device, dtype=context.dtype)
 
 
-def compiled(function: Callable[..., Any], context: DeviceContext) -> Callable[..., Any]:
-    """The function under torch.compile if the engine was asked to compile, else as it is."""
+def fastest(function: Callable[..., Any], context: DeviceContext) -> Callable[..., Any]:
+    """The Triton kernel of the same name if the engine runs fused, else the function, under torch.compile if so asked."""
+    if context.fused:
+        # Here: Triton need not be installed where nothing is fused.
+        return getattr(import_module("plugins.models.common.kernels"), function.__name__)
     return torch.compile(function, dynamic=True) if context.compile else function
