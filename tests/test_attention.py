@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.interfaces import Batch, KVSpec, Prologue
-from plugins.attention import entry, flash_probe, sdpa
+from plugins.attention import entry, sdpa
 from plugins.attention.reference import Reference
 from plugins.attention.sdpa import Sdpa
 
@@ -273,28 +273,3 @@ def test_declarations():
     refused = {"block_size": 64, "device": "cpu", "dtype": "float32"}
     assert wants["block_size"].ok(512)
     assert [key for key, value in refused.items() if wants[key].ok(value)] == []
-
-
-@pytest.mark.parametrize(
-    ("cuda", "provider"), [(False, None), (True, None), (False, "vllm.vllm_flash_attn"), (True, "flash_attn")]
-)
-def test_flash_names_what_is_missing(monkeypatch, cuda, provider):
-    """The refusal says the truth about this machine: no device, no package, both, or the missing implementation."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(flash_probe, "_find", lambda name: name == provider)
-    answer = flash_probe.probe()
-    assert ("no CUDA device" in answer.problem) == (not cuda)
-    assert ("pip install 'inferlab[flash]'" in answer.problem) == (provider is None)
-    assert ("does not contain it yet" in answer.problem) == bool(cuda and provider)
-    assert answer.provider == (provider or "")
-    assert "attention=sdpa" in answer.problem
-
-
-def test_packages_are_found_without_importing_them(tmp_path, monkeypatch):
-    """Looking for vllm.vllm_flash_attn must not run vllm/__init__.py (many seconds), nor fail where it is broken."""
-    (tmp_path / "heavy" / "inner").mkdir(parents=True)
-    (tmp_path / "heavy" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "heavy" / "inner" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = ("heavy", "heavy.inner", "heavy.other", "absent", "absent.inner")
-    assert [name for name in names if flash_probe._find(name)] == ["heavy", "heavy.inner"]

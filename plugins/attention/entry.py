@@ -6,15 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from core.interfaces import Component, MultipleOf, OneOf, hookimpl
 
 FLASH_PACKAGES = ("flash_attn_interface", "vllm.vllm_flash_attn", "flash_attn", "flash_attn.cute")
 
 
+@dataclass
+class FlashSettings:
+    """Options of attention=flash."""
+
+    provider: str = "auto"  # the package that does the work; a named one runs or fails. auto: the first one that can
+
+    def __post_init__(self) -> None:
+        if self.provider not in ("auto", *FLASH_PACKAGES):
+            raise ValueError(f"attention.provider must be auto or {' or '.join(FLASH_PACKAGES)}, got {self.provider!r}")
+
+
 @hookimpl
 def inferlab_components() -> Iterable[Component]:
-    """reference, sdpa and flash."""
+    """reference, sdpa, flash and triton."""
     yield Component(
         kind="attention",
         name="reference",
@@ -37,7 +49,8 @@ def inferlab_components() -> Iterable[Component]:
         kind="attention",
         name="flash",
         target="plugins.attention.flash:Flash",
-        summary="FlashAttention on NVIDIA GPUs",
+        settings=FlashSettings,
+        summary="FlashAttention on NVIDIA GPUs: 3, 2, or 4 (for prompts; decodes then run the project's own Triton kernel)",
         requires=(FLASH_PACKAGES,),
         install="pip install 'inferlab[flash]'",
         capabilities={
@@ -48,4 +61,19 @@ def inferlab_components() -> Iterable[Component]:
         prefers={"block_size": (256,)},
         provides={"auto_rank": 20},
         probe="plugins.attention.flash_probe:probe",
+    )
+    yield Component(
+        kind="attention",
+        name="triton",
+        target="plugins.attention.triton:Triton",
+        summary="the project's own Triton kernels on NVIDIA GPUs; a prefix that all requests share is read once",
+        requires=("triton",),
+        install="pip install 'inferlab[triton]'",
+        capabilities={
+            "device": OneOf("cuda"),
+            "dtype": OneOf("bfloat16", "float16", "float32"),
+            "head_size": OneOf(*range(16, 257, 16)),
+        },
+        prefers={"block_size": (64,)},
+        provides={"auto_rank": 30},
     )
