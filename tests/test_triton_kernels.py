@@ -126,7 +126,7 @@ def test_noise_has_equal_bits_and_a_bound_above_it() -> None:
 
 
 def make(vocab: int, *params: dict[str, Any], fused: bool = True, cls: Any = Gumbel) -> Any:
-    limits = Limits(max(len(params), 1), 100, 100)
+    limits = Limits(max(len(params), 1), 40_000, 100)
     context = SimpleNamespace(limits=limits, device=torch.device(DEVICE), vocab_size=vocab, compile=False, fused=fused)
     made = cls(NoSettings(), context)
     for slot, given in enumerate(params):
