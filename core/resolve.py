@@ -173,13 +173,17 @@ class _Resolver:
             reasons += [f"{text}; {item.component.install}".rstrip("; ") for text in lacking]
             capabilities = dict(item.component.capabilities)
             if item.component.probe and not lacking and self._device_fits(item.component):
-                probes[kind] = run_probe(item.component)
+                probes[kind] = run_probe(item.component, self._settings(kind, item))
                 capabilities |= probes[kind].capabilities or {}
                 reasons += [f"{kind}={item.component.name}: {probes[kind].problem}"] if probes[kind].problem else []
             parts.append(Part(item, capabilities))
         defaults = {"block_size": 16, "overlap": int(not self.on_cpu), "graphs": not self.on_cpu}
         values, refused = negotiate(parts, self.facts, defaults, self._alternatives)
         return _Candidate(found, probes, values, refused + reasons)
+
+    def _settings(self, kind: str, found: Found) -> Any:
+        """Given for the option that is named; an option that auto picked has its defaults."""
+        return found.component.settings() if self.composed.choices[kind] == "auto" else getattr(self.config, kind)
 
     def _device_fits(self, component: Component) -> bool:
         """A probe may import what only works on its own device."""
@@ -196,9 +200,7 @@ class _Resolver:
         return [c.name for c in sorted(fitting or others, key=_rank)]
 
     def _choice(self, kind: str, best: _Candidate, block_size: int) -> Choice:
-        found, settings = best.found[kind], getattr(self.config, kind)
-        if self.composed.choices[kind] == "auto":
-            settings = found.component.settings()
+        found, settings = best.found[kind], self._settings(kind, best.found[kind])
         if kind == "kv_allocator":
             settings = dataclasses.replace(settings, block_size=block_size)
         probe = best.probes.get(kind, Probe())

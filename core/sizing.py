@@ -100,5 +100,6 @@ def _largest(runner: Runner, count: int, length: int) -> tuple[Batch, Rows]:
         },
         runner.device,
     )
-    batch = Batch(t["tokens"], t["positions"], t["cu_q"], t["kv_lens"], t["table"], t["kv_slots"], t["last"], length, length)
+    places = (t[name] for name in ("tokens", "positions", "cu_q", "kv_lens", "table", "kv_slots", "last"))
+    batch = Batch(*places, max_q=length, max_kv=length, num_decodes=count if length == 1 else 0)
     return batch, Rows(t["slots"], t["last"], None, runner.sampler.plan(slots))

@@ -14,6 +14,7 @@ from core.config import compose
 from core.interfaces import HostContext, Limits
 from core.negotiate import Fact, Part, negotiate
 from core.plugins import Registry, discover
+from core.plugins.loading import find
 from core.resolve import CapabilityError, Resolved, describe, resolve
 from core.sources import RandomSource
 from tests.plugins_fixtures import Site
@@ -69,7 +70,7 @@ def test_explicit_values_never_change() -> None:
     (reason,) = reasons("max_model_len=9000")
     assert "max_model_len=9000 (from the command line) is more than the model's max_position_embeddings 8192" in reason
     assert resolved("max_model_len=9000", max_position_embeddings=None).limits.max_model_len == 9000
-    assert resolved("kv_allocator.block_size=7", "overlap=1", "num_kv_blocks=5", "kv_memory=1MiB").block_size == 7
+    assert resolved("kv_allocator.block_size=7", "overlap=1", "num_kv_blocks=5").block_size == 7
     assert resolved("overlap=1").overlap == 1
 
 
@@ -126,7 +127,7 @@ def test_two_plugins_for_one_architecture(site: Site) -> None:
 
 ATTENTION = """
 calls = []
-def probe():
+def probe(settings):
     calls.append(1)
     return Probe("acme_kernels", "3.2", {{"block_size": MultipleOf(32)}}, {problem!r})
 @hookimpl
@@ -197,11 +198,13 @@ def test_constraints_on_what_is_left_open_bind_too(site: Site) -> None:
 
 
 def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defaults there; graphs=auto stays off while no executor takes graphs."""
+    """Defaults there; graphs=auto is on where the attention backend takes graphs (sdpa, without triton, does not)."""
     monkeypatch.setattr(device, "pick", lambda name: "cuda:1")
     r = resolved(torch_dtype="float16")
     assert r.limits == Limits(max_num_seqs=512, max_num_batched_tokens=16384, max_model_len=4096)
-    assert (r.device, r.dtype, r.overlap, r.graphs) == ("cuda:1", "float16", 1, False)
+    assert (r.device, r.dtype, r.overlap) == ("cuda:1", "float16", 1)
+    assert r.graphs == r.fused == (r.choices["attention"].component.name == "triton") == (find("triton") is not None)
+    assert resolved("attention=sdpa").graphs is False and resolved("fusion=off").fused is False
     assert resolved().dtype == "bfloat16"
 
 

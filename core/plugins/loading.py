@@ -72,11 +72,11 @@ def load(component: Component) -> type:
     return target
 
 
-def run_probe(component: Component) -> Probe:
-    """What the component finds on this machine; a probe that fails is a reason, not a crash."""
+def run_probe(component: Component, settings: Any) -> Probe:
+    """What the component finds on this machine, with its settings; a probe that fails is a reason, not a crash."""
     module, _, name = component.probe.partition(":")
     try:
-        answer = getattr(importlib.import_module(module), name)()
+        answer = getattr(importlib.import_module(module), name)(settings)
     except Exception as error:
         return Probe(problem=f"its probe {component.probe} failed: {type(error).__name__}: {error}")
     if not isinstance(answer, Probe):
