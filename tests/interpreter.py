@@ -12,9 +12,9 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-import triton.runtime.interpreter as interpreter
+import triton.runtime.interpreter as interpreter  # noqa: E402
 
-assert DEVICE == "cuda" or interpreter.triton.knobs.runtime.interpret
+assert DEVICE == "cuda" or interpreter.triton.knobs.runtime.interpret, "triton was imported before this module"  # type: ignore[attr-defined]
 _patch_before = interpreter._patch_lang_tensor
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from core.interfaces import Array, AttentionBackend, Batch, KVSpec, Prologue
 from plugins.attention.kernels.decode import PrefixParts, Scratch, Shape, decode, shape_for
 from plugins.attention.kernels.prefill import prefill
-from plugins.attention.kernels.prefix import PARTS, attend_prefix
+from plugins.attention.kernels.prefix import PARTS, attend_prefix, prefix_tile
 from plugins.attention.kernels.prologue import prologue_store
 
 COMMON_WORTH = 4096  # positions of a common prefix times rows from which one more kernel per layer pays
@@ -71,12 +71,12 @@ class Triton(AttentionBackend):
 
     def _state(self, batch: Batch, common: int) -> State:
         spec, rows = self.spec, batch.num_decodes
-        row_bytes = spec.head_size * spec.dtype.itemsize
-        shape = shape_for(max(1, rows * spec.num_kv_heads), row_bytes, self.block_size, batch.max_kv, self.processors)
+        size, itemsize, pairs = spec.head_size, spec.dtype.itemsize, max(1, rows * spec.num_kv_heads)
+        shape = shape_for(pairs, size, itemsize, batch.max_kv, self.processors)
         prefix = None
         if rows > 1 and rows * common >= COMMON_WORTH:
             length = torch.full((1,), common, dtype=torch.int32, device=self.context.device)
-            prefix = PrefixParts(length, PARTS, 32 if row_bytes > 256 else 64)
+            prefix = PrefixParts(length, PARTS, prefix_tile(itemsize))
         parts = shape.splits + (PARTS if prefix else 0)
         return State(shape, self._room(rows, parts) if rows and parts > 1 else None, prefix)
 

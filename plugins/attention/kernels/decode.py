@@ -8,6 +8,8 @@ B rows, H query heads, K KV heads, G = H / K, D head size, S splits, R parts of 
 Parts of a row and KV head: R of the prefix, then S of its own. Each is a normalised output [G, D] with log2 of its sum [G].
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from core.interfaces import KVSpec
 from plugins.attention.kernels.tiles import attend, load_rows
 
 LOG2E = 1.4426950408889634
-COMBINE = 8192  # elements of one round of combining: 64 registers per thread of 4 warps
+COMBINE = 2048  # elements of one round of combining: more registers than the loop itself needs would cost occupancy
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def _combine(parts, sums, out, first, n, G: tl.constexpr, D: tl.constexpr, GD: t
     tl.store(out + lane, (acc / total).to(out.dtype.element_ty), mask=valid)
 
 
-@triton.jit
+# A step is never to wait for a compiler because a length or an address happens to be a multiple of 16.
+@triton.jit(do_not_specialize=["table", "lens", "common", "table_row", "splits"])
 def _decode(
     q,
     keys,
@@ -110,7 +113,8 @@ def _decode(
     place_stride,
     table_row,
     scale,
-    S: tl.constexpr,
+    splits,
+    SINGLE: tl.constexpr,  # one split and no prefix: nothing to combine
     R: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,  # rows of the product: tensor cores take 16 at least
@@ -132,7 +136,7 @@ def _decode(
         skipped = tl.where(length > prefix, prefix, 0)
         prefix_share = tl.cdiv(tl.cdiv(prefix, R), PREFIX_TILE) * PREFIX_TILE
         prefix_parts = tl.where(skipped > 0, tl.cdiv(prefix, tl.maximum(prefix_share, 1)), 0)
-    share = tl.maximum(tl.cdiv(tl.cdiv(length - skipped, S), TILE) * TILE, LEAST)
+    share = tl.maximum(tl.cdiv(tl.cdiv(length - skipped, splits), TILE) * TILE, LEAST)
     n = tl.cdiv(length - skipped, share)
     if split >= n:
         return
@@ -170,16 +174,16 @@ def _decode(
     pair = row.to(tl.int64) * tl.num_programs(1) + head
     mask = (group < G)[:, None] & (dims < D)[None, :]
     inner = group[:, None] * D + dims[None, :]
-    if S + R == 1 or n + prefix_parts == 1:
+    if SINGLE or n + prefix_parts == 1:
         tl.store(out + pair * (G * D) + inner, acc.to(out.dtype.element_ty), mask=mask)
     else:
-        part = pair * (R + S) + R + split
+        part = pair * (R + splits) + R + split
         tl.store(parts + part * (G * D) + inner, acc, mask=mask)
         tl.store(sums + part * G + group, top + tl.log2(total), mask=group < G)
         tl.debug_barrier()  # all threads have stored before one of them says so
         if tl.atomic_add(arrived + pair, 1, sem="acq_rel") == n - 1:
             tl.store(arrived + pair, 0)
-            base = pair * (R + S)
+            base = pair * (R + splits)
             _combine(
                 parts + base * (G * D),
                 sums + base * G,
@@ -193,12 +197,12 @@ def _decode(
             )
 
 
-def shape_for(pairs: int, row_bytes: int, block_size: int, max_kv: int, processors: int) -> Shape:
-    """`pairs`: rows times KV heads; `row_bytes`: of one key. Enough programs to even out lengths, enough bytes in flight."""
+def shape_for(pairs: int, size: int, itemsize: int, max_kv: int, processors: int) -> Shape:
+    """`pairs`: rows times KV heads. Enough programs to even out lengths, enough bytes in flight, no registers spilled."""
     few = pairs <= processors
-    tile = 32 if few or row_bytes > 256 or block_size == 32 else 64
+    tile = 16 if itemsize == 4 else 32 if few or size > 128 else 64
     splits = max(1, min(-(-(4 if few else 12) * processors // pairs), 64, -(-max_kv // tile)))
-    stages = max(2, min(4 if few else 3, (96 << 10) // (2 * tile * row_bytes)))
+    stages = max(2, min(4 if few else 3, (96 << 10) // (2 * tile * size * itemsize)))
     return Shape(splits, tile, tile if few else 128, 4, stages)
 
 
@@ -236,7 +240,8 @@ def decode(
         *keys.stride()[:3],
         table.stride(0),
         scale * LOG2E,
-        S=shape.splits,
+        shape.splits,
+        SINGLE=shape.splits == 1 and prefix is None,
         R=prefix.count if prefix else 0,
         G=group,
         GP=max(16, triton.next_power_of_2(group)),

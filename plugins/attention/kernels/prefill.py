@@ -4,6 +4,8 @@ A program takes M query tokens of one head. Tiles that all of them see come firs
 follow. T tokens, B chunks, H query heads, K KV heads, D head size.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class Tiles:
     stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table", "lens", "cu_q", "first", "table_row"])
 def _prefill(
     q,
     keys,
@@ -85,13 +87,14 @@ def _prefill(
     tl.store(out + (at * heads + head) * D + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
-def tiles_for(max_q: int, row_bytes: int) -> Tiles:
-    """`row_bytes`: of one key."""
-    if row_bytes > 256:
-        return Tiles(min(64, max(16, triton.next_power_of_2(max_q))), 32, 4, 2)
-    if max_q > 64:
-        return Tiles(128, 64, 8, 3)
-    return Tiles(max(16, triton.next_power_of_2(max_q)), 64, 4, 3)
+def tiles_for(max_q: int, size: int, itemsize: int) -> Tiles:
+    """Large tiles for long chunks, as far as registers allow; float32 has no tensor cores here and takes small ones."""
+    if itemsize == 4:
+        return Tiles(16, 16, 4, 2)
+    queries = 128 if max_q > 64 else 64 if max_q > 16 else 16
+    if size > 128:
+        return Tiles(min(queries, 64), 32, 4, 2)
+    return Tiles(queries, 64, 8 if queries == 128 else 4, 3)
 
 
 def prefill(
@@ -109,7 +112,7 @@ def prefill(
 ) -> None:
     """Chunks `first` and later of q [T, H, D] -> their rows of out [T, H, D], contiguous. `max_q`: tokens of the longest."""
     size = q.shape[2]
-    tiles = tiles or tiles_for(max_q, size * keys.element_size())
+    tiles = tiles or tiles_for(max_q, size, keys.element_size())
     assert out.is_contiguous() and q.stride(-1) == keys.stride(-1) == 1 and keys.stride() == values.stride()
     _prefill[(q.shape[1], triton.cdiv(max_q, tiles.queries), len(lens) - first)](
         q,

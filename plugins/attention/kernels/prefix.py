@@ -4,6 +4,8 @@ Every program takes some query rows of one KV head and a share of the prefix; wh
 decode.py as one more part per row, and is combined there with what the row has for itself.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import triton
@@ -16,7 +18,12 @@ from plugins.attention.kernels.tiles import attend, load_rows
 PARTS = 8
 
 
-@triton.jit
+def prefix_tile(itemsize: int) -> int:
+    """Positions per round."""
+    return 16 if itemsize == 4 else 64
+
+
+@triton.jit(do_not_specialize=["table", "common", "queries", "splits"])
 def _prefix(
     q,
     keys,
@@ -32,7 +39,7 @@ def _prefix(
     head_stride,
     place_stride,
     scale,
-    S: tl.constexpr,
+    splits,  # parts of its own that a row has room for
     R: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -76,7 +83,7 @@ def _prefix(
         False,
     )
     # The last of the R places first, so that the parts of a short prefix lie next to the row's own.
-    part = (row * tl.num_programs(1) + head) * (R + S) + R - 1 - split
+    part = (row * tl.num_programs(1) + head) * (R + splits) + R - 1 - split
     at = (part * G + group)[:, None] * D + dims[None, :]
     tl.store(parts + at, acc / total[:, None], mask=valid[:, None] & (dims < D)[None, :])
     tl.store(sums + part * G + group, top + tl.log2(total), mask=valid)
@@ -89,7 +96,8 @@ def attend_prefix(
     rows, heads, size = q.shape
     kv_heads, block_size = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
-    m = max(16, min(64, triton.next_power_of_2(rows * group)))
+    exact = q.element_size() == 4  # float32: no tensor cores, so small tiles
+    m = 16 if exact else 64 if rows * group > 32 and size <= 128 else 32
     _prefix[(prefix.count, kv_heads, triton.cdiv(rows * group, m))](
         q,
         keys,
@@ -102,7 +110,7 @@ def attend_prefix(
         *q.stride()[:2],
         *keys.stride()[:3],
         scale * LOG2E,
-        S=shape.splits,
+        shape.splits,
         R=prefix.count,
         G=group,
         D=size,
@@ -111,5 +119,5 @@ def attend_prefix(
         M=m,
         TILE=prefix.tile,
         num_warps=4,
-        num_stages=2 if size * q.element_size() > 256 else 3,
+        num_stages=2 if exact or size > 128 else 3,
     )

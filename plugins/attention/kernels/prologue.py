@@ -4,6 +4,8 @@ T tokens, H query heads, K KV heads, D head size. A row is one head of one token
 of v, so that few and wide programs run whatever H and K are.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch
@@ -40,7 +42,7 @@ def _store_halves(at, first, second, mask, HALF: tl.constexpr):
     tl.store(at + HALF, second.to(at.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "positions", "tokens", "q_programs", "k_programs"])
 def _prologue_store(
     q,
     k,
@@ -79,30 +81,32 @@ def _prologue_store(
     row = tl.arange(0, ROWS)
     dims = tl.arange(0, HALF_PADDED)
     if program < q_programs:
-        row += program * ROWS
-        token, head = row // H, row % H
-        mask = (row < tokens * H)[:, None] & (dims < HALF)[None, :]
-        first, second = _load_halves(q, q_token, q_head, token, head, dims, mask, HALF)
-        position = tl.load(positions + token, mask=token < tokens, other=0)
-        first, second = _turned(first, second, q_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
-        at = out + row.to(tl.int64)[:, None] * (2 * HALF) + dims[None, :]
-        _store_halves(at, first, second, mask, HALF)
+        if TURN:
+            row += program * ROWS
+            token, head = row // H, row % H
+            mask = (row < tokens * H)[:, None] & (dims < HALF)[None, :]
+            x, y = _load_halves(q, q_token, q_head, token, head, dims, mask, HALF)
+            position = tl.load(positions + token, mask=token < tokens, other=0)
+            turned_x, turned_y = _turned(x, y, q_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
+            _store_halves(out + row.to(tl.int64)[:, None] * (2 * HALF) + dims[None, :], turned_x, turned_y, mask, HALF)
     else:
         is_key = program < q_programs + k_programs
         row += (program - q_programs - tl.where(is_key, 0, k_programs)) * ROWS
         token, head = row // K, row % K
         mask = (row < tokens * K)[:, None] & (dims < HALF)[None, :]
         slot = tl.load(slots + token, mask=token < tokens, other=0)
-        at = (slot // P * block_stride + slot % P * place_stride + head * cache_head)[:, None] + dims[None, :]
+        place = (slot // P * block_stride + slot % P * place_stride + head * cache_head)[:, None] + dims[None, :]
         if is_key:
-            first, second = _load_halves(k, k_token, k_head, token, head, dims, mask, HALF)
+            x, y = _load_halves(k, k_token, k_head, token, head, dims, mask, HALF)
             if TURN:
                 position = tl.load(positions + token, mask=token < tokens, other=0)
-                first, second = _turned(first, second, k_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
-            _store_halves(keys + at, first, second, mask, HALF)
+                turned_x, turned_y = _turned(x, y, k_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
+                _store_halves(keys + place, turned_x, turned_y, mask, HALF)
+            else:
+                _store_halves(keys + place, x, y, mask, HALF)
         else:
-            first, second = _load_halves(v, v_token, v_head, token, head, dims, mask, HALF)
-            _store_halves(values + at, first, second, mask, HALF)
+            x, y = _load_halves(v, v_token, v_head, token, head, dims, mask, HALF)
+            _store_halves(values + place, x, y, mask, HALF)
 
 
 def prologue_store(

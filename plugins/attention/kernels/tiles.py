@@ -5,6 +5,8 @@ within one block (WHOLE) needs one table entry, any other one entry per position
 multiplied by log2(e). Offsets are 64-bit wherever a block id is multiplied.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import triton
