@@ -329,6 +329,18 @@ def test_temperature_zero_is_argmax_and_leaves_others_alone():
     assert sample(make(50, cls=Greedy), logits).tolist() == best.tolist()
 
 
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0, "top_p": 1 - 1e-9}, {"temperature": 1e50}, {"temperature": 1.0, "min_p": 1e-60}], ids=str
+)
+def test_values_that_vanish_in_float32(params):
+    """Such a row must be of one kind on host and device: it was argmax alone and random beside a hot row (B32)."""
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    alone, both = make(300, {**params, "seed": 3}), make(300, {**params, "seed": 3}, {"temperature": 1.0, "seed": 9})
+    drawn = [int(sample(alone, logits, positions=[i])[0]) for i in range(40)]
+    beside = [int(sample(both, logits.repeat(2, 1), positions=[i, i])[0]) for i in range(40)]
+    assert drawn == beside and len(set(drawn)) > 20
+
+
 @pytest.mark.parametrize("cls", [Gumbel, Greedy])
 def test_ties_go_to_the_lowest_id(cls):
     """For greedy rows and for top_k=1, which must equal them."""

@@ -17,6 +17,7 @@ from plugins.samplers.common.noise import gumbel
 from plugins.samplers.common.table import SlotTable, staged, unpack
 
 COLDEST = 1e-5  # temperatures below are 0
+COOLEST = 2.0**-126  # smallest 1 / temperature: a smaller one is 0 in float32, which means greedy
 RANKED = 1024  # tokens ranked at first; a row whose filters keep more ranks its whole vocabulary
 CACHED = 1 << 16  # values per call on a CPU: the temporaries then stay in its cache
 SORTED = 32  # filtered rows at once: each sorts its vocabulary in some 5 MB
@@ -47,9 +48,11 @@ class Gumbel(Sampler):
         top_k = params.top_k if 0 < params.top_k < vocab else 0
         top_p = params.top_p if params.top_p < 1 else 2.0
         min_p = float(np.log(params.min_p)) if params.min_p > 0 else float("-inf")
+        row = self._table.floats[slot]
+        row[:] = max(1 / params.temperature, COOLEST) if hot else 0.0, top_p, min_p, top_k
+        # As the device sees them: what vanishes in float32 must not make host and device disagree about a row's kind.
         self._hot[slot] = hot
-        self._filtered[slot] = hot and (top_k > 0 or top_p < 1 or params.min_p > 0)
-        self._table.floats[slot] = 1 / params.temperature if hot else 0.0, top_p, min_p, top_k
+        self._filtered[slot] = hot and bool(row[1] < 1 or row[2] > float("-inf") or row[3] > 0)
         self._table.seeds[slot] = params.seed or 0
         self._table.change(slot)
 
