@@ -57,7 +57,13 @@ def inputs(tokens: int, spec: KVSpec, rng: np.random.Generator) -> Any:
 
 
 def forward(backend: Triton, qkv: Any, batch: Batch, prologue: Prologue = NONE, layer: int = 0) -> torch.Tensor:
-    return backend.forward(layer, *qkv, batch, backend.plan(batch), prologue)
+    q, k, v = qkv
+    return backend.forward(layer, q, k, v, batch, backend.plan(batch), prologue)
+
+
+def define_dense(dense: Dense, qkv: Any, chunks: list[Any], names: Any) -> torch.Tensor:
+    q, k, v = (x.cpu() for x in qkv)
+    return dense.forward(0, q, k, v, chunks, names)
 
 
 CASES = [  # block size, H, K, D, dtype: masked and unmasked head sizes, tiles within and across blocks
@@ -90,7 +96,7 @@ def test_random_steps_equal_the_dense_definition(block_size, heads, kv_heads, si
         batch = steps(chunks, block_size)
         qkv = inputs(len(batch.tokens), spec, rng)
         got = forward(tested, qkv, batch)
-        want = dense.forward(0, *(x.cpu() for x in qkv), chunks, names)
+        want = define_dense(dense, qkv, chunks, names)
         torch.testing.assert_close(got.cpu().double(), want, rtol=0, atol=TOLERANCE[dtype])
 
 
@@ -147,9 +153,9 @@ def test_prefill_with_any_tiles(queries, keys):
         qkv = inputs(len(batch.tokens), spec, rng)
         forward(backend, qkv, batch)
         out = torch.full_like(qkv[0].contiguous(), float("nan"))
-        cache, tiles = backend.layers[0], Tiles(queries, keys, 4, 2)
-        prefill(qkv[0], *cache, batch.block_table, batch.kv_lens, batch.cu_q, out, spec.scale, batch.max_q, 0, tiles)
-        want = dense.forward(0, *(x.cpu() for x in qkv), chunks, "abc")
+        (k, v), tiles = backend.layers[0], Tiles(queries, keys, 4, 2)
+        prefill(qkv[0], k, v, batch.block_table, batch.kv_lens, batch.cu_q, out, spec.scale, batch.max_q, 0, tiles)
+        want = define_dense(dense, qkv, chunks, "abc")
         torch.testing.assert_close(out.cpu().double(), want, rtol=0, atol=2e-6)
 
 
@@ -160,7 +166,7 @@ def test_fused_prologue_equals_the_plain_one(heads, kv_heads, size, norm):
     rng = np.random.default_rng(size + norm)
     spec = KVSpec(1, heads, kv_heads, size, torch.float16)
     weights = [torch.rand(size).half().to(DEVICE) + 0.5 for _ in range(2)] if norm else [None, None]
-    prologue = Prologue(*weights, 1e-6, torch.randn(64, size).to(DEVICE))
+    prologue = Prologue(weights[0], weights[1], 1e-6, torch.randn(64, size).to(DEVICE))
     batch = steps([(9, 1, [2, 7]), (0, 19, [5, 1, 6])], 8)
     qkv = inputs(20, spec, rng)
     before = [x.clone() for x in qkv]
@@ -209,12 +215,12 @@ def test_a_common_prefix_is_read_once_and_changes_nothing(monkeypatch, common):
     want = forward(tested, qkv, steps(chunks, size))
     batch = steps(chunks, size, shared=6)
     monkeypatch.setattr("plugins.attention.triton.COMMON_WORTH", 1)
-    state = tested.plan(batch)
+    state, (q, k, v) = tested.plan(batch), qkv
     assert state.prefix is not None
-    torch.testing.assert_close(tested.forward(0, *qkv, batch, state, NONE), want, rtol=0, atol=2e-6)
+    torch.testing.assert_close(tested.forward(0, q, k, v, batch, state, NONE), want, rtol=0, atol=2e-6)
     batch.shared_blocks = common
     assert tested.plan(batch, state) is state
-    torch.testing.assert_close(tested.forward(0, *qkv, batch, state, NONE), want, rtol=0, atol=2e-6)
+    torch.testing.assert_close(tested.forward(0, q, k, v, batch, state, NONE), want, rtol=0, atol=2e-6)
 
 
 def test_padded_rows_write_the_scratch_block_only():
@@ -284,7 +290,7 @@ def test_the_last_block_of_a_cache_beyond_31_bits():
     for chunks in ([(0, 19, last)], [(19, 1, last)]):
         batch = steps(chunks, 16)
         qkv = inputs(len(batch.tokens), spec, rng)
-        want = dense.forward(0, *(x.cpu() for x in qkv), chunks, "a")
+        want = define_dense(dense, qkv, chunks, "a")
         torch.testing.assert_close(forward(tested, qkv, batch).cpu().double(), want, rtol=0, atol=4e-3)
 
 
