@@ -94,7 +94,7 @@ def _combine(parts, sums, out, first, n, G: tl.constexpr, D: tl.constexpr, GD: t
 
 
 # A step is never to wait for a compiler because a length or an address happens to be a multiple of 16.
-@triton.jit(do_not_specialize=["table", "lens", "common", "table_row", "splits"])
+@triton.jit(do_not_specialize=["table", "lens", "common", "table_row", "splits", "least"])
 def _decode(
     q,
     keys,
@@ -114,6 +114,7 @@ def _decode(
     table_row,
     scale,
     splits,
+    least,
     SINGLE: tl.constexpr,  # one split and no prefix: nothing to combine
     R: tl.constexpr,
     G: tl.constexpr,
@@ -123,7 +124,6 @@ def _decode(
     GD: tl.constexpr,
     P: tl.constexpr,
     TILE: tl.constexpr,
-    LEAST: tl.constexpr,
     PREFIX_TILE: tl.constexpr,
     ROUND: tl.constexpr,
 ):
@@ -136,7 +136,7 @@ def _decode(
         skipped = tl.where(length > prefix, prefix, 0)
         prefix_share = tl.cdiv(tl.cdiv(prefix, R), PREFIX_TILE) * PREFIX_TILE
         prefix_parts = tl.where(skipped > 0, tl.cdiv(prefix, tl.maximum(prefix_share, 1)), 0)
-    share = tl.maximum(tl.cdiv(tl.cdiv(length - skipped, splits), TILE) * TILE, LEAST)
+    share = tl.maximum(tl.cdiv(tl.cdiv(length - skipped, splits), TILE) * TILE, least)
     n = tl.cdiv(length - skipped, share)
     if split >= n:
         return
@@ -241,6 +241,7 @@ def decode(
         table.stride(0),
         scale * LOG2E,
         shape.splits,
+        triton.cdiv(max(shape.least, 1), shape.tile) * shape.tile,
         SINGLE=shape.splits == 1 and prefix is None,
         R=prefix.count if prefix else 0,
         G=group,
@@ -250,7 +251,6 @@ def decode(
         GD=lanes,
         P=block_size,
         TILE=shape.tile,
-        LEAST=triton.cdiv(max(shape.least, 1), shape.tile) * shape.tile,
         PREFIX_TILE=prefix.tile if prefix else 1,
         ROUND=max(1, min(64, COMBINE // lanes)),
         num_warps=shape.warps,

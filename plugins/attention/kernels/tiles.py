@@ -75,7 +75,8 @@ def attend(
     WHOLE: tl.constexpr = P % TILE == 0
     offsets = tl.arange(0, TILE)
     dims = tl.arange(0, DP)
-    # The next tile's ids are loaded one round early: an id loaded in its own round would stand in the way of prefetching.
+    # The next tile's ids are loaded one round early: loaded in its own round they would count as a load that the tile's loads
+    # depend on, and halve how far ahead those are issued.
     ids = block_ids(table, begin, end, offsets, P, WHOLE)
     for start in tl.range(begin, end, TILE):
         next_ids = block_ids(table, start + TILE, end, offsets, P, WHOLE)
