@@ -74,7 +74,7 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
         _introduce(llm, report, sum(p.templated for p in prompts))
         checked = [llm._checked(p.tokens, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]
         ready = time.perf_counter()
-        requests = [llm.engine.submit(tokens, params) for tokens, params in checked]
+        requests = [llm.engine.submit(tokens, params, limit=limit) for tokens, params, limit in checked]
         with stop_signal() as stop, progress(llm.engine, len(requests), _bar_wanted()) as bar:
             _answer(bar, Terminal(llm, questions, requests), stop)
         seconds = time.perf_counter() - ready

@@ -19,7 +19,10 @@ def encode(prompt: Any, tokenizer: Tokenizer | None, checkpoint: Checkpoint) -> 
             raise ValueError(f"model {checkpoint.name} has no tokenizer; give token ids instead of text")
         return tokenizer.encode(prompt)
     try:
-        if any(isinstance(token, bool) for token in prompt):
+        kinds = set(map(type, prompt))
+        if kinds <= {int}:  # by far the most frequent, and prompts are long
+            return list(prompt)
+        if bool in kinds:
             raise TypeError
         return [operator.index(token) for token in prompt]
     except TypeError:

@@ -103,12 +103,14 @@ class Engine:
         params: SamplingParams,
         labels: Mapping[str, Any] | None = None,
         arrival: float | None = None,
+        limit: int | None = None,
     ) -> Request:
-        """Queue a request; ValueError (and nothing queued) if it can never run.
+        """Queue a request; ValueError (and nothing queued) if it can never run. limit: what `limit_of` answered, if asked.
 
         An unseeded one gets its seed from the engine's and the number of the submission, so that a run can be repeated.
         """
-        limit, number = self.limit_of(tokens, params), self._submitted
+        limit = self.limit_of(tokens, params) if limit is None else limit
+        number = self._submitted
         self._submitted += 1
         if params.seed is None:
             params = replace(params, seed=(self.context.seed * 1_000_003 + number) % 2**63)

@@ -71,7 +71,7 @@ class LLM:
         many = several(prompts)
         pairs = list(zip(many, self._params_for(sampling_params, len(many)), strict=True))
         ready = [self._checked(prompt, params, f"prompt {i}") for i, (prompt, params) in enumerate(pairs)]
-        requests = [self.engine.submit(tokens, params) for tokens, params in ready]
+        requests = [self.engine.submit(tokens, params, limit=limit) for tokens, params, limit in ready]
         try:
             self._run(requests, use_tqdm)
         finally:
@@ -96,15 +96,15 @@ class LLM:
 
         The request is checked and queued at once. Closing the iterator ends it. Several streams may be read in turn.
         """
-        request = self.engine.submit(*self._checked(prompt, sampling_params, "the prompt"))
-        return self._deltas(request)
+        tokens, params, limit = self._checked(prompt, sampling_params, "the prompt")
+        return self._deltas(self.engine.submit(tokens, params, limit=limit))
 
     def add_request(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, labels: Mapping[str, Any] | None = None
     ) -> int:
         """Queue a prompt for `step`; its id. labels: client, priority, deadline, ... for schedulers that read them."""
-        tokens, params = self._checked(prompt, sampling_params, "the prompt")
-        request = self.engine.submit(tokens, params, labels)
+        tokens, params, limit = self._checked(prompt, sampling_params, "the prompt")
+        request = self.engine.submit(tokens, params, labels, limit=limit)
         self._prompts[request.id] = (request, prompt if isinstance(prompt, str) else None)
         return request.id
 
@@ -150,8 +150,8 @@ class LLM:
         """Text without special tokens; "" if the model has no tokenizer."""
         return self.tokenizer.decode(token_ids) if self.tokenizer else ""
 
-    def _checked(self, prompt: Any, params: Any, name: str) -> tuple[list[int], SamplingParams]:
-        """Token ids and parameters that can run; ValueError starting with `name`."""
+    def _checked(self, prompt: Any, params: Any, name: str) -> tuple[list[int], SamplingParams, int]:
+        """Token ids and parameters that can run, and the length at which they end; ValueError starting with `name`."""
         if not self._finalizer.alive:
             raise ValueError("this LLM is closed; make a new one")
         params = SamplingParams() if params is None else params
@@ -160,10 +160,9 @@ class LLM:
                 raise ValueError(f"sampling parameters are SamplingParams(...), got {params!r}")
             params = check_params(params, self.resolved.choices["sampler"])
             tokens = encode(prompt, self.tokenizer, self.resolved.checkpoint)
-            self.engine.limit_of(tokens, params)
+            return tokens, params, self.engine.limit_of(tokens, params)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        return tokens, params
 
     def _params_for(self, params: Any, count: int) -> list[Any]:
         if not isinstance(params, list | tuple):
