@@ -1,8 +1,8 @@
 """Captured decode steps: model, LM head and sampler of a whole batch replayed by one call.
 
-One graph per batch size and sampler variant, over persistent buffers; smaller batches are padded. A padded row has one
-token at position 0 of the scratch block. A size that was not captured yet runs eagerly over the same buffers, as the step
-that it is, and is captured behind it.
+One graph per batch size, sampler variant and size class of the common prefix, over persistent buffers; smaller batches are
+padded. A padded row has one token at position 0 of the scratch block. A key that was not captured yet runs eagerly over the
+same buffers, as the step that it is, and is captured behind it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DecodeGraphs:
         self.tokens = torch.zeros(largest, dtype=torch.int64, device=table.device)
         self.cu_q = torch.arange(largest + 1, dtype=torch.int32, device=table.device)
         self.last = torch.arange(largest, dtype=torch.int64, device=table.device)
-        self.captured: dict[tuple[int, Hashable], Captured] = {}
+        self.captured: dict[tuple[int, Hashable, int], Captured] = {}
         self.pool = device.graph_pool()
 
     def fits(self, plan: StepPlan) -> bool:
@@ -79,11 +79,12 @@ class DecodeGraphs:
         self._stage(plan, host_table, size)
         rows = np.full(size, self.pad)
         rows[:count] = plan.slots
-        key = size, self.sampler.plan(rows)
+        key = size, self.sampler.plan(rows), plan.shared_blocks.bit_length()
         step = self.captured.get(key)
         if step is None:
-            step = self.captured[key] = self._prepare(*key)
+            step = self.captured[key] = self._prepare(size, key[1], plan.shared_blocks)
         elif step.graph is not None:
+            step.batch.shared_blocks = plan.shared_blocks
             self.attention.plan(step.batch, step.state)
         drawn = step.graph.replay() if step.graph else self._first(step)
         return Sampled(drawn.tokens[:count], {name: values[:count] for name, values in drawn.extras.items()})
@@ -94,9 +95,9 @@ class DecodeGraphs:
         empty = StepPlan(none, none, none, none, none, none.reshape(0, 3), none, none, none, (), none, none)
         for size in reversed(self.sizes):
             self._stage(empty, np.zeros((self.pad + 1, 1), np.int32), size)
-            key = size, self.sampler.plan(np.full(size, self.pad))
-            self.captured[key] = self._prepare(*key)
-            self._first(self.captured[key])
+            variant = self.sampler.plan(np.full(size, self.pad))
+            step = self.captured[size, variant, 0] = self._prepare(size, variant, 0)
+            self._first(step)
 
     def _padded(self, count: int) -> int:
         return next(size for size in self.sizes if size >= count)
@@ -126,7 +127,7 @@ class DecodeGraphs:
             host["blocks"][:changes] = host_table[plan.new_blocks[:, 0], plan.new_blocks[:, 1]]
         self.staging.send()
 
-    def _prepare(self, size: int, variant: Hashable) -> Captured:
+    def _prepare(self, size: int, variant: Hashable, shared_blocks: int) -> Captured:
         on_device = {name: view[:size] for name, view in self.staging.on_device.items()}
         batch = Batch(
             tokens=self.tokens[:size],
@@ -139,6 +140,7 @@ class DecodeGraphs:
             max_q=1,
             max_kv=self.columns * self.block_size,
             num_decodes=size,
+            shared_blocks=shared_blocks,
         )
         rows = Rows(on_device["slots"], on_device["draws"], None, variant)
         return Captured(batch, rows, self.attention.plan(batch))

@@ -321,7 +321,7 @@ class Batch:
     max_q: int  # upper bounds, known on the host
     max_kv: int
     num_decodes: int = 0  # leading chunks of exactly one token
-    shared_blocks: int = 0
+    shared_blocks: int = 0  # leading blocks of chunk 0 that all chunks hold; rows of padding may lack them
 
 
 Attend = Callable[[int, "Tensor", "Tensor", "Tensor", Prologue], "Tensor"]

@@ -57,6 +57,12 @@ class SamplingParams:
         for name, value in {**values, "given": frozenset(spelt) if given is None else given}.items():
             object.__setattr__(self, name, value)
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same but for the seed; checks nothing again."""
+        copy = object.__new__(SamplingParams)
+        copy.__dict__.update(self.__dict__, seed=seed)
+        return copy
+
 
 def _check(values: Mapping[str, Any]) -> None:
     number = (int, float)

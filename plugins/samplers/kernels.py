@@ -19,7 +19,7 @@ from plugins.samplers.common import noise
 from plugins.samplers.common.table import INVERSE, SEED, WORDS
 
 TILE, WARPS = 2048, 8  # tokens per turn of a program, and its warps
-PROGRAMS = 1024  # what fills the device: a row is cut finer until there are that many
+PROGRAMS = 512  # what fills the device: a row is cut finer until there are that many
 
 # Triton's functions see constants of this type only.
 _A, _B, _M0, _M1, _M2 = (tl.constexpr(x & 0xFFFFFFFF) for x in (noise.A, noise.B, noise.M0, noise.M1, noise.M2))

@@ -199,7 +199,8 @@ def test_replays_equal_eager(provider: str, block_size: int) -> None:
         assert int(changed.sum()) == sum(n > 0 for n in lens)
         fresh = tested.plan(batch)
         for layer, qkv in enumerate(given):
-            assert torch.equal(tested.forward(layer, *qkv, batch, fresh, NONE), outs[layer])
+            # Not bit for bit: how FlashAttention-3 splits a row may differ between two launches.
+            torch.testing.assert_close(tested.forward(layer, *qkv, batch, fresh, NONE), outs[layer], rtol=1.6e-2, atol=1e-3)
             want, real = dense.forward(layer, *qkv, batch), [i for i, n in enumerate(lens) if n]
             close(outs[layer][real], want[real], spec.dtype)
 
