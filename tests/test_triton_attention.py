@@ -298,7 +298,7 @@ def test_shapes_of_decode_work():
     """Few rows are split more, many rows less; never more splits than tiles; what is in flight fits into shared memory."""
     one, many = (shape_for(n * 8, 128, 2, 4096, 132) for n in (1, 256))
     assert one.splits == 16 > many.splits == 1
-    assert shape_for(8, 128, 2, 100, 132).splits == 4
+    assert shape_for(8, 128, 2, 100, 132).splits == 2
     for pairs, size, itemsize in itertools.product((8, 1000), (16, 64, 128, 256), (2, 4)):
         shape = shape_for(pairs, size, itemsize, 4096, 132)
         assert 2 * shape.tile * size * itemsize * shape.stages <= 200 << 10 and shape.least % shape.tile == 0

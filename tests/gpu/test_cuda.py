@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from core.device import available_cuda, memory
@@ -9,7 +11,13 @@ from core.llm import LLM, SamplingParams
 from tests.real import runner_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not available_cuda(), reason="no CUDA device")]
-TINY = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_kv_blocks": 96, "dtype": "float32"}
+TINY: dict[str, Any] = {
+    "max_model_len": 96,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "num_kv_blocks": 96,
+    "dtype": "float32",
+}
 
 
 def work() -> list[tuple[list[int], SamplingParams]]:
@@ -20,16 +28,46 @@ def work() -> list[tuple[list[int], SamplingParams]]:
     ]
 
 
+def tokens(model: str, **settings: Any) -> list[list[int]]:
+    with LLM(model, **TINY, **settings) as llm:
+        prompts, params = zip(*work(), strict=True)
+        outputs = [o.token_ids for o in llm.generate(list(prompts), list(params))]
+        assert [o.token_ids for o in llm.generate(list(prompts), list(params))] == outputs, "from the cache"
+        assert llm.engine.stats.cached_tokens > 0
+        return outputs
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[str, list[list[int]]]:
+    return {model: tokens(model, device="cpu") for model in ("tiny-qwen3", "tiny-llama")}
+
+
+@pytest.mark.parametrize("fusion", ["on", "off"])
+@pytest.mark.parametrize(("attention", "graphs"), [("sdpa", "off"), ("reference", "off"), ("triton", "off"), ("triton", "on")])
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("attention", ["sdpa", "reference"])
 @pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-llama"])
-def test_same_tokens_as_on_a_cpu(model: str, attention: str, overlap: int) -> None:
-    """float32, chunked, cached, preempting, greedy and seeded rows; tokens stay on the device under overlap."""
+def test_same_tokens_as_on_a_cpu(
+    on_cpu: dict[str, list[list[int]]], model: str, overlap: int, attention: str, graphs: str, fusion: str
+) -> None:
+    """float32, chunked, cached, preempting, greedy, seeded and filtered rows; tokens stay on the device under overlap."""
+    settings = {"attention": attention, "graphs": graphs, "overlap": overlap, "fusion": fusion}
+    assert tokens(model, device="cuda", **settings) == on_cpu[model]
+
+
+def test_a_common_prefix_in_captured_steps() -> None:
+    """All rows share a long prefix: the steps read it once, and draw what they draw without graphs."""
+    shared = [i % 200 for i in range(1024)]
+    prompts = [[*shared, i, 7] for i in range(16)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     outputs = []
-    for device in ("cpu", "cuda"):
-        with LLM(model, device=device, attention=attention, overlap=overlap, **TINY) as llm:
-            prompts, params = zip(*work(), strict=True)
-            outputs.append([o.token_ids for o in llm.generate(list(prompts), list(params))])
+    for graphs in ("on", "off"):
+        with LLM(
+            "tiny-qwen3", max_model_len=1100, num_kv_blocks=400, dtype="float32", attention="triton", graphs=graphs
+        ) as llm:
+            outputs.append([o.token_ids for o in llm.generate(prompts, params)])
+            if llm.resolved.graphs:
+                captured = runner_of(llm).graphs
+                assert captured is not None and any(shared for *_, shared in captured.captured)
     assert outputs[0] == outputs[1]
 
 
