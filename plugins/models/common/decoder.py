@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.interfaces import Attend, DeviceContext, KVSpec, ModelArch, Prologue, Weight
+from plugins.models.common.gemm import skinny
 from plugins.models.common.layers import LMHead, MergedColumnLinear, QKVLinear, RowLinear, VocabEmbedding
 from plugins.models.common.norm import RMSNorm
 from plugins.models.common.pieces import Cut, Pieces, fastest, prefixed
@@ -86,6 +87,16 @@ class Layer:
         normed, total = self.before_mlp.add(self.attention(normed, attend), total)
         return self.mlp(normed), total
 
+    def few(self, x: Tensor, attend: Attend, product: Any) -> Tensor:
+        """The same for few tokens, as four products with all that is between them, from residual to residual."""
+        attention, qkv, out = self.attention, self.attention.qkv, self.attention.out
+        gate_up, down = self.mlp.gate_up, self.mlp.down
+        heads = product(x, qkv.weight, qkv.bias, norm=(self.before_attention.weight, self.before_attention.eps))
+        seen = attend(attention.index, *qkv.split(heads), attention.prologue).reshape(x.shape[0], -1)
+        x = product(seen, out.weight, out.bias, residual=x)
+        hot = product(x, gate_up.weight, gate_up.bias, norm=(self.before_mlp.weight, self.before_mlp.eps), gated=True)
+        return product(hot, down.weight, down.bias, residual=x)
+
 
 class Decoder(ModelArch):
     """A whole model. Subclasses say what differs."""
@@ -104,6 +115,7 @@ class Decoder(ModelArch):
         self.head = LMHead(s.vocab, s.hidden, context, self.embed if s.tied else None)
         qkv = self.layers[0].attention.qkv
         self.kv_spec = KVSpec(s.layers, qkv.heads, qkv.kv_heads, s.head_size, context.dtype)
+        self._skinny = skinny(context)
         self._pieces = dict(self._all_pieces())
         self._shapes = {name: piece.shape for name, piece in self._pieces.items()}
 
@@ -132,6 +144,10 @@ class Decoder(ModelArch):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T], [T] -> normed hidden states [T, E]; positions matter to `attend` alone."""
         x, residual = self.embed(tokens), None
+        if self._skinny is not None and self._skinny.fits(len(tokens)):
+            for layer in self.layers:
+                x = layer.few(x, attend, self._skinny)
+            return self.norm(x)
         for layer in self.layers:
             x, residual = layer(x, residual, attend)
         assert residual is not None

@@ -62,7 +62,11 @@ class QKVLinear(MergedColumnLinear):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, E] -> q [T, H, D], k and v [T, K, D]: views of one buffer."""
-        heads = linear(x, self.weight, self.bias).view(x.shape[0], -1, self.head_size)
+        return self.split(linear(x, self.weight, self.bias))
+
+    def split(self, product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, (H + 2 K) D] -> q, k and v."""
+        heads = product.view(product.shape[0], -1, self.head_size)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
         return q, k, v
 
