@@ -47,11 +47,11 @@ def plain(x: Tensor, weight: Tensor, bias: Any, norm: Any, residual: Any, gated:
 
 
 def given(form: str, tokens: int, ins: int, outs: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Any]:
-    """Arguments of a product; a multiple of eight inputs is not assumed."""
-    random = torch.Generator().manual_seed(seed)
+    """Arguments of a product."""
+    random = torch.Generator(DEVICE).manual_seed(seed)
 
     def values(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random).to(DEVICE, dtype)
+        return torch.randn(*shape, generator=random, device=DEVICE).to(dtype)
 
     norm, gated, residual, bias = FORMS[form]
     rows = outs * (1 + gated)
