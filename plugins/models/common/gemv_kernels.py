@@ -2,6 +2,7 @@
 
 # Launch options and calls inside kernels mean nothing to a type checker.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -159,23 +160,27 @@ def tiles(
     real, inside = (token < tokens)[:, None], (row < OUT)[None, :]
     factor = tl.zeros((T,), tl.float32)
     if scale is not None:
-        for k in range(0, IN, STEP):
-            column = k + tl.arange(0, STEP)[None, :]
-            part = tl.load(at_x + column, mask=real & (column < IN), other=0.0).to(tl.float32)
-            factor += tl.sum(part * part, 1)
-        factor = tl.rsqrt(factor / IN + eps)
+        squares = tl.zeros((T, 256), tl.float32)
+        for k in tl.static_range(0, IN, 256):
+            wide = k + tl.arange(0, 256)[None, :]
+            whole = tl.load(at_x + wide, mask=real & (wide < IN), other=0.0).to(tl.float32)
+            squares += whole * whole
+        factor = tl.rsqrt(tl.sum(squares, 1) / IN + eps)
     total, up = tl.zeros((T, ROWS), tl.float32), tl.zeros((T, ROWS), tl.float32)
+    column = start + tl.arange(0, STEP)
+    if scale is not None:
+        by = tl.load(scale + column, mask=column < IN, other=0.0)
     for k in tl.range(start, start + SHARE, STEP, num_stages=STAGES):
         column = k + tl.arange(0, STEP)
         part = tl.load(at_x + column[None, :], mask=real & (column < IN)[None, :], other=0.0)
         if scale is not None:
-            by = tl.load(scale + column, mask=column < IN, other=0.0).to(tl.float32)
-            part = (part.to(tl.float32) * factor[:, None] * by[None, :]).to(part.dtype)
+            part = (part.to(tl.float32) * factor[:, None] * by.to(tl.float32)[None, :]).to(part.dtype)
+            by = tl.load(scale + column + STEP, mask=column + STEP < IN, other=0.0)  # a step ahead of its use
         mask = inside & (column < IN)[:, None]
         total = tl.dot(part, tl.load(at_weight + column[:, None], mask=mask, other=0.0), total, input_precision="ieee")
         if GATED:
-            wide = tl.load(at_weight + OUT * IN + column[:, None], mask=mask, other=0.0)
-            up = tl.dot(part, wide, up, input_precision="ieee")
+            second = tl.load(at_weight + OUT * IN + column[:, None], mask=mask, other=0.0)
+            up = tl.dot(part, second, up, input_precision="ieee")
     place, valid = token[:, None] * OUT + row[None, :], real & inside
     if SPLITS == 1:
         _finish(total, up, bias, residual, out, row[None, :], place, valid, OUT, GATED)
