@@ -46,7 +46,7 @@ NORM_INSIDE = 16_384  # values of x up to which the norm is part of the product:
 # Outputs up to, layout. Enough programs that all weights of a small product are requested at once.
 FEW_PLANS, FEW_GATED = ((2048, Few(4, 4)), (1 << 30, Few(8, 4))), ((1 << 30, Few(4, 2)),)
 TILE_PLANS, TILE_GATED = ((1 << 30, Tile(32, 128, 8, 5)),), ((1 << 30, Tile(16, 128, 1, 5)),)
-PROGRAMS = 256  # more are not made by splitting
+PROGRAMS = 256  # where there are as many, nothing is split further
 
 
 def choose(tokens: int, outs: int, ins: int, gated: bool) -> Plan:
@@ -54,7 +54,7 @@ def choose(tokens: int, outs: int, ins: int, gated: bool) -> Plan:
     if tokens <= FEW and ins <= FEW_INPUTS:
         return next(plan for most, plan in (FEW_GATED if gated else FEW_PLANS) if outs <= most)
     tile = next(plan for most, plan in (TILE_GATED if gated else TILE_PLANS) if outs <= most)
-    splits = min(tile.splits, PROGRAMS // -(-outs // tile.rows), ins // (2 * tile.step))
+    splits = min(tile.splits, -(-PROGRAMS // -(-outs // tile.rows)), ins // (2 * tile.step))
     return tile._replace(splits=max(splits, 1))
 
 
