@@ -9,7 +9,7 @@ T tokens, IN inputs, OUT outputs. A token's result does not depend on the others
 """
 
 # Launch options mean nothing to a type checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from plugins.models.common import gemv_kernels, kernels
@@ -64,7 +65,8 @@ class Skinny:
     def __init__(self, device: torch.device) -> None:
         # Zero between kernels: the last program of a tile resets its counter. Allocated before any graph is captured.
         self.counters = torch.zeros(16_384, dtype=torch.int32, device=device)
-        self.early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.early = able and hasattr(tl.extra.cuda, "gdc_wait")  # Triton before 3.4 has no early start
 
     def fits(self, tokens: int) -> bool:
         """Whether a step of so many tokens is faster with these products than with cuBLAS."""
