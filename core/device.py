@@ -185,8 +185,8 @@ class Staging:
 class Ready:
     """Drawn on a device that computes at once."""
 
-    def __init__(self, sampled: Sampled) -> None:
-        self.sampled = Sampled(sampled.tokens.numpy(), {k: v.numpy() for k, v in sampled.extras.items()})
+    def __init__(self, sampled: Sampled, order: np.ndarray | None) -> None:
+        self.sampled = _on_host(sampled.tokens, sampled.extras, order)
 
     def wait(self) -> Sampled:
         return self.sampled
@@ -195,22 +195,34 @@ class Ready:
 class OnItsWay:
     """Drawn on a CUDA device: an asynchronous copy and its event."""
 
-    def __init__(self, sampled: Sampled) -> None:
+    def __init__(self, sampled: Sampled, order: np.ndarray | None) -> None:
         def start(x: Tensor) -> Tensor:
             return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
         self.tokens, self.extras = start(sampled.tokens), {k: start(v) for k, v in sampled.extras.items()}
-        self.done = torch.cuda.Event()
+        self.order, self.done = order, torch.cuda.Event()
         self.done.record()
 
     def wait(self) -> Sampled:
         self.done.synchronize()
-        return Sampled(self.tokens.numpy(), {k: v.numpy() for k, v in self.extras.items()})
+        return _on_host(self.tokens, self.extras, self.order)
 
 
-def to_host(sampled: Sampled) -> Drawn:
-    """Start the copy of what was drawn; waits for nothing."""
-    return OnItsWay(sampled) if sampled.tokens.is_cuda else Ready(sampled)
+def _on_host(tokens: Tensor, extras: Mapping[str, Tensor], order: np.ndarray | None) -> Sampled:
+    def rows(x: Tensor) -> np.ndarray:
+        found = x.numpy()
+        if order is None:
+            return found
+        sorted_back = np.empty_like(found)
+        sorted_back[order] = found
+        return sorted_back
+
+    return Sampled(rows(tokens), {name: rows(x) for name, x in extras.items()})
+
+
+def to_host(sampled: Sampled, order: np.ndarray | None = None) -> Drawn:
+    """Start the copy of what was drawn; waits for nothing. order[i]: the plan's row that row i of `sampled` is; None: i."""
+    return OnItsWay(sampled, order) if sampled.tokens.is_cuda else Ready(sampled, order)
 
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Captured decode steps: model, LM head and sampler of a whole batch replayed by one call.
 
 One graph per batch size, sampler variant and size class of the common prefix, over persistent buffers; smaller batches are
-padded. A padded row has one token at position 0 of the scratch block. A key that was not captured yet runs eagerly over the
+padded. A padded row has one token at position 0 of the scratch block. Rows are sorted, the longest first: the programs of a
+kernel start in the order of rows, and what starts last should be short. A key that was not captured yet runs eagerly over the
 same buffers, as the step that it is, and is captured behind it.
 """
 
@@ -72,13 +73,14 @@ class DecodeGraphs:
             return False
         return len(plan.new_blocks) <= self._padded(len(plan.slots))
 
-    def run(self, plan: StepPlan, host_table: Array) -> Sampled:
-        """`host_table` holds plan.new_blocks already. Returns the drawn rows of the plan, still on the device."""
-        count = len(plan.slots)
+    def run(self, plan: StepPlan, host_table: Array) -> tuple[Sampled, Array]:
+        """`host_table` holds plan.new_blocks already. Returns the drawn rows, still on the device, and which of the plan's
+        rows each is."""
+        count, order = len(plan.slots), np.argsort(-plan.starts, kind="stable")
         size = self._padded(count)
-        self._stage(plan, host_table, size)
+        self._stage(plan, order, host_table, size)
         rows = np.full(size, self.pad)
-        rows[:count] = plan.slots
+        rows[:count] = plan.slots[order]
         key = size, self.sampler.plan(rows), plan.shared_blocks.bit_length()
         step = self.captured.get(key)
         if step is None:
@@ -87,14 +89,14 @@ class DecodeGraphs:
             step.batch.shared_blocks = plan.shared_blocks
             self.attention.plan(step.batch, step.state)
         drawn = step.graph.replay() if step.graph else self._first(step)
-        return Sampled(drawn.tokens[:count], {name: values[:count] for name, values in drawn.extras.items()})
+        return Sampled(drawn.tokens[:count], {name: values[:count] for name, values in drawn.extras.items()}), order
 
     def warm_up(self) -> None:
         """Capture every size with rows of padding, the largest first: the smaller ones then fit into its memory."""
         none = np.zeros(0, np.int32)
         empty = StepPlan(none, none, none, none, none, none.reshape(0, 3), none, none, none, (), none, none)
         for size in reversed(self.sizes):
-            self._stage(empty, np.zeros((self.pad + 1, 1), np.int32), size)
+            self._stage(empty, none, np.zeros((self.pad + 1, 1), np.int32), size)
             variant = self.sampler.plan(np.full(size, self.pad))
             step = self.captured[size, variant, 0] = self._prepare(size, variant, 0)
             self._first(step)
@@ -102,7 +104,7 @@ class DecodeGraphs:
     def _padded(self, count: int) -> int:
         return next(size for size in self.sizes if size >= count)
 
-    def _stage(self, plan: StepPlan, host_table: Array, size: int) -> None:
+    def _stage(self, plan: StepPlan, order: Array, host_table: Array, size: int) -> None:
         count, changes = len(plan.slots), len(plan.new_blocks)
         host = self.staging.next()
         for name, filler in (
@@ -114,10 +116,10 @@ class DecodeGraphs:
             ("kv_lens", 1),
         ):
             host[name][count:size] = filler
-        starts = plan.starts
-        host["slots"][:count], host["tokens"][:count], host["positions"][:count] = plan.slots, plan.tokens, starts
+        starts, slots = plan.starts[order], plan.slots[order]
+        host["slots"][:count], host["tokens"][:count], host["positions"][:count] = slots, plan.tokens[order], starts
         host["draws"][:count] = host["kv_lens"][:count] = starts + 1
-        blocks = host_table[plan.slots, starts // self.block_size]
+        blocks = host_table[slots, starts // self.block_size]
         host["kv_slots"][:count] = blocks.astype(np.int64) * self.block_size + starts % self.block_size
         # Unused entries write a zero where the row of padding has one; a later change of an entry is the one that holds.
         host["changed"][:size], host["blocks"][:size] = self.pad * self.columns, 0

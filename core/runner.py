@@ -103,7 +103,7 @@ class Runner:
             self.sampler.admit(slot, params, plan.history[at : at + known])
             at += known
         if self.graphs is not None and self.graphs.fits(plan):
-            return device.to_host(self.graphs.run(plan, self.table))
+            return device.to_host(*self.graphs.run(plan, self.table))
         batch, rows = self._to_device(plan, lay_out(plan, self.table, self.block_size))
         return device.to_host(self.run(batch, rows))
 

@@ -74,6 +74,6 @@ def inferlab_components() -> Iterable[Component]:
             "dtype": OneOf("bfloat16", "float16", "float32"),
             "head_size": OneOf(*range(16, 257, 16)),
         },
-        prefers={"block_size": (64,)},
+        prefers={"block_size": (256,)},
         provides={"auto_rank": 30},
     )

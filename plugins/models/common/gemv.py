@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 Plan = Few | Tile
-FEW, FEW_INPUTS, MOST = 4, 3072, 16  # above MOST tokens a model takes cuBLAS
+FEW, FEW_INPUTS, MOST = 4, 3072, 4  # above MOST tokens a model takes cuBLAS (measured: benchmarks/gpu/gemm.py)
 NORM_INSIDE = 16_384  # values of x up to which the norm is part of the product: every program computes it
 # Outputs up to, layout. Enough programs that all weights of a small product are requested at once.
 FEW_PLANS, FEW_GATED = ((2048, Few(4, 4)), (1 << 30, Few(8, 4))), ((1 << 30, Few(4, 2)),)
