@@ -29,7 +29,7 @@ def work() -> list[tuple[list[int], SamplingParams]]:
 
 
 def tokens(model: str, **settings: Any) -> list[list[int]]:
-    with LLM(model, **TINY, **settings) as llm:
+    with LLM(model, overrides=["kv_allocator.block_size=16"], **TINY, **settings) as llm:
         prompts, params = zip(*work(), strict=True)
         outputs = [o.token_ids for o in llm.generate(list(prompts), list(params))]
         assert [o.token_ids for o in llm.generate(list(prompts), list(params))] == outputs, "from the cache"
