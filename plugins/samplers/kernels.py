@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plugins.common.launch import await_turn, early
 from plugins.samplers.common import noise
 from plugins.samplers.common.table import INVERSE, SEED, WORDS
 
@@ -67,8 +68,9 @@ def draw(
         TILE=TILE,
         num_warps=WARPS,
         enable_fp_fusion=False,
+        **early(logits),
     )
-    _pick[(rows,)](parts, tokens, programs, 1 << (programs - 1).bit_length(), num_warps=1)
+    _pick[(rows,)](parts, tokens, programs, 1 << (programs - 1).bit_length(), num_warps=1, **early(logits))
     return tokens
 
 
@@ -86,8 +88,10 @@ def _search(
     MASKED: tl.constexpr,
     NOISE: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Writes the best of a program's tiles as one number: rank of its score, then the token, lower ones first."""
+    await_turn(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if NOISE:
         words = table + tl.load(slots + row) * _WORDS
@@ -123,8 +127,9 @@ def _search(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _pick(parts, tokens, count, BLOCK: tl.constexpr):
+def _pick(parts, tokens, count, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """The largest number of each row, as the token that it holds."""
+    await_turn(EARLY)
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     top = tl.max(tl.load(parts + row * count + i, i < count, _NOTHING), 0)
     rank = top >> 32

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from core.interfaces import KVSpec
 from plugins.attention.kernels.tiles import attend, load_rows
+from plugins.common.launch import await_turn, early
 
 LOG2E = 1.4426950408889634
 COMBINE = 2048  # elements of one round of combining: more registers than the loop itself needs would cost occupancy
@@ -126,7 +127,9 @@ def _decode(
     TILE: tl.constexpr,
     PREFIX_TILE: tl.constexpr,
     ROUND: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    await_turn(EARLY)
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
     skipped, prefix_parts = 0, 0
@@ -255,4 +258,5 @@ def decode(
         ROUND=max(1, min(64, COMBINE // lanes)),
         num_warps=shape.warps,
         num_stages=shape.stages,
+        **early(q),
     )

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from core.interfaces import Prologue
+from plugins.common.launch import await_turn, early
 
 
 @triton.jit
@@ -76,7 +77,9 @@ def _prologue_store(
     ROWS: tl.constexpr,
     TURN: tl.constexpr,  # false: k is stored as it is, q is not touched
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    await_turn(EARLY)
     program = tl.program_id(0)
     row = tl.arange(0, ROWS)
     dims = tl.arange(0, HALF_PADDED)
@@ -150,5 +153,6 @@ def prologue_store(
         TURN=prologue is not None,
         NORM=q_norm is not None,
         num_warps=rows // 8,
+        **early(q),
     )
     return out

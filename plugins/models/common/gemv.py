@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
+from plugins.common.launch import able
 from plugins.models.common import gemv_kernels, kernels
 
 
@@ -65,8 +65,7 @@ class Skinny:
     def __init__(self, device: torch.device) -> None:
         # Zero between kernels: the last program of a tile resets its counter. Allocated before any graph is captured.
         self.counters = torch.zeros(16_384, dtype=torch.int32, device=device)
-        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.early = able and hasattr(tl.extra.cuda, "gdc_wait")  # Triton before 3.4 has no early start
+        self.early = device.type == "cuda" and able(device.index or 0)
 
     def fits(self, tokens: int) -> bool:
         """Whether a step of so many tokens is faster with these products than with cuBLAS."""

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plugins.common.launch import await_turn, early
+
 TILE = 1024  # values per program where a row is not longer
 
 
@@ -24,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out, width = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // width
     block, group, warps = shape(width)
-    _rms_norm[(-(-rows // group),)](x, weight, out, rows, eps, width, block, group, num_warps=warps)
+    _rms_norm[(-(-rows // group),)](x, weight, out, rows, eps, width, block, group, num_warps=warps, **early(x))
     return out
 
 
@@ -34,7 +36,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     width = x.shape[-1]
     rows = x.numel() // width
     block, group, warps = shape(width)
-    _add_rms_norm[(-(-rows // group),)](x, residual, weight, rows, eps, width, block, group, num_warps=warps)
+    _add_rms_norm[(-(-rows // group),)](x, residual, weight, rows, eps, width, block, group, num_warps=warps, **early(x))
     return x, residual
 
 
@@ -44,7 +46,7 @@ def silu_mul(x: Tensor) -> Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, width)
     block = min(1 << (width - 1).bit_length(), TILE)
-    _silu_mul[(rows, -(-width // block))](x, out, width, block, num_warps=max(block // 256, 1))
+    _silu_mul[(rows, -(-width // block))](x, out, width, block, num_warps=max(block // 256, 1), **early(x))
     return out
 
 
@@ -57,14 +59,18 @@ def shape(width: int) -> tuple[int, int, int]:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rms_norm(x, weight, out, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _rms_norm(x, weight, out, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr):
+    await_turn(EARLY)
     place, column, inside = _tile(rows, WIDTH, BLOCK, GROUP)
     value = tl.load(x + place, inside, 0.0).to(tl.float32)
     tl.store(out + place, _normed(value, weight, column, eps, WIDTH).to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _add_rms_norm(x, residual, weight, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _add_rms_norm(
+    x, residual, weight, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr
+):
+    await_turn(EARLY)
     place, column, inside = _tile(rows, WIDTH, BLOCK, GROUP)
     value = tl.load(x + place, inside, 0.0).to(tl.float32) + tl.load(residual + place, inside, 0.0).to(tl.float32)
     total = value.to(residual.dtype.element_ty)  # the norm is that of the sum as it is stored
@@ -86,7 +92,8 @@ def _normed(value, weight, column, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_turn(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, start = column < WIDTH, x + row * 2 * WIDTH
     gate = tl.load(start + column, inside, 0.0).to(tl.float32)
