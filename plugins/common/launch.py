@@ -1,6 +1,7 @@
 """Programmatic dependent launch: a kernel is set up while its predecessor still runs, and waits inside for what it reads.
 
-Every kernel that is launched so calls `await_turn` first, in every program: from there on all that came before is complete.
+Every kernel that is launched so calls `await_turn` in every program, before it reads anything but constants: from there on
+all that came before is complete.
 """
 
 # Triton fills tl.extra when it finds a GPU.

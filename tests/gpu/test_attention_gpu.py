@@ -146,7 +146,7 @@ def test_a_common_prefix(rows, size):
         assert case.error(qkv[0], case.run(qkv, state=case.backend.plan(case.batch, state))) < TOLERANCE[spec.dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 16, 96])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 def test_no_race_between_parts(rows):
     """The last program to arrive combines what the others wrote: 300 launches give the same bits."""
     spec = KVSpec(1, 16, 8, 128, torch.bfloat16)

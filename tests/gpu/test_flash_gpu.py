@@ -199,9 +199,10 @@ def test_replays_equal_eager(provider: str, block_size: int) -> None:
         assert int(changed.sum()) == sum(n > 0 for n in lens)
         fresh = tested.plan(batch)
         for layer, qkv in enumerate(given):
-            # Not bit for bit: how FlashAttention-3 splits a row may differ between two launches.
-            torch.testing.assert_close(tested.forward(layer, *qkv, batch, fresh, NONE), outs[layer], rtol=1.6e-2, atol=1e-3)
             want, real = dense.forward(layer, *qkv, batch), [i for i, n in enumerate(lens) if n]
+            # Rows of padding all write one place and read whoever was last: only real rows are comparable.
+            again = tested.forward(layer, *qkv, batch, fresh, NONE)
+            torch.testing.assert_close(again[real], outs[layer][real], rtol=1.6e-2, atol=1e-3)
             close(outs[layer][real], want[real], spec.dtype)
 
 

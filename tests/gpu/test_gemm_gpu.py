@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.interpreter import DEVICE  # isort: skip  (before triton)
 
 from core.interfaces import NoSettings
-from plugins.models.common.gemv import Few, Skinny, Tile, choose
+from plugins.models.common.gemv import MOST, Few, Skinny, Tile, choose
 from plugins.models.qwen3 import Qwen3
 from tests import test_models
 from tests.test_triton_gemm import FORMS, given, plain
@@ -134,7 +134,7 @@ def test_a_token_does_not_depend_on_the_others() -> None:
     assert all(torch.equal(product(**split), before) for _ in range(50)), "the parts are not added in a fixed order"
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("tokens", range(1, MOST + 1))
 def test_the_model_agrees(tokens: int) -> None:
     """Few tokens, fused and plain, in bfloat16: logits differ by rounding, and no more than plain bfloat16 from float32."""
     config = {
