@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_same_tokens(scheduler: str, allocator: str, overlap: int, block_size: i
 
 @pytest.mark.parametrize("setting", [{"decode_after": 1}, {"decode_after": 2}, {"max_chunk": 1}, {"max_chunk": 5}], ids=str)
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_settings_of_schedulers(setting: dict[str, int], overlap: int) -> None:
+def test_settings_of_schedulers(setting: dict[str, Any], overlap: int) -> None:
     """Tight pools and small budgets, so that prompts are cut and requests give way under each setting."""
     scheduler = "fcfs" if "decode_after" in setting else "mixed"
     for seed in range(12):

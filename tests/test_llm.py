@@ -102,7 +102,8 @@ def test_bad_sampling_values(values: dict[str, Any], message: str) -> None:
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(3), top_k=torch.tensor(4), seed=np.int64(7))
+    values: Any = {"temperature": np.float32(0.5), "max_tokens": np.int64(3), "top_k": torch.tensor(4), "seed": np.int64(7)}
+    params = SamplingParams(**values)
     assert (params.temperature, params.max_tokens, params.top_k, params.seed) == (0.5, 3, 4, 7)
 
 
@@ -177,7 +178,8 @@ def test_what_is_no_prompt(llm: LLM, prompt: Any) -> None:
 
 def test_arrays_are_prompts(llm: LLM) -> None:
     wanted = llm.generate([[97, 98]], GREEDY)[0].token_ids
-    for array in (np.array([97, 98]), torch.tensor([97, 98]), (97, 98)):
+    arrays: list[Any] = [np.array([97, 98]), torch.tensor([97, 98]), (97, 98)]
+    for array in arrays:
         assert llm.generate([array], GREEDY)[0].token_ids == wanted == llm.generate(array, GREEDY)[0].token_ids
 
 
