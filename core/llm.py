@@ -52,8 +52,8 @@ class LLM:
                 f"model.config has no effect beside {checkpoint.folder}/config.json: change that file, or leave it out"
             )
         self.resolved: Resolved = resolve(composed, checkpoint, composed.registry)
+        self.tokenizer = checkpoint.tokenizer()  # before the engine: if it fails, nothing is to be given back
         self.engine: Engine = build_engine(self.resolved, composed.registry)
-        self.tokenizer = checkpoint.tokenizer()
         self._prompts: dict[int, tuple[Request, str | None]] = {}  # of add_request, not yet reported as finished
         self._finalizer = weakref.finalize(self, self.engine.executor.close)
         if self.resolved.device != "cpu":  # a collection that walks all of torch would be seen in a step of a millisecond
@@ -134,7 +134,8 @@ class LLM:
         for number in list(self.engine.live):
             self.engine.abort(number)
         self._finalizer()
-        gc.unfreeze()
+        if self.resolved.device != "cpu":
+            gc.unfreeze()
 
     def __enter__(self) -> LLM:
         return self

@@ -67,6 +67,7 @@ def cell(node: DictConfig, hydra: DictConfig) -> dict[str, Any]:
     before = read_json(folder / CELL)
     if before and before["status"] == "ok" and (folder / RESULT).is_file():
         record = {**before, "visited": time.time()}
+        write_json(folder / CELL, record)
         _tell(hydra, overrides, "finished before, skipped")
     else:
         started = time.time()
@@ -78,7 +79,6 @@ def cell(node: DictConfig, hydra: DictConfig) -> dict[str, Any]:
             record |= {"seconds": time.time() - started, "visited": time.time()}
             write_json(folder / CELL, record)
             _tell(hydra, overrides, f"{record['status']} after {record['seconds']:.1f} s. {record['reason']}".rstrip(". "))
-    write_json(folder / CELL, record)
     return record
 
 
