@@ -31,7 +31,8 @@ def dense_attend(positions: Tensor) -> Any:
         group = q.shape[1] // k.shape[1]
         keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("thd,lhd->htl", q.double(), keys) * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(torch.ones(len(q), len(q), dtype=torch.bool).triu(1), float("-inf"))
+        unseen = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(unseen, float("-inf"))
         return torch.einsum("htl,lhd->thd", scores.softmax(-1), values).to(q.dtype)
 
     return attend
@@ -40,13 +41,15 @@ def dense_attend(positions: Tensor) -> Any:
 @torch.inference_mode()
 def dense_logits(llm: LLM, tokens: Sequence[int]) -> Tensor:
     """[T, V]: logits after every token."""
-    model, positions = runner_of(llm).model, torch.arange(len(tokens))
-    return model.logits(model.forward(torch.tensor(tokens), positions, dense_attend(positions)))
+    runner = runner_of(llm)
+    positions = torch.arange(len(tokens), device=runner.device)
+    hidden = runner.model.forward(torch.tensor(tokens, device=runner.device), positions, dense_attend(positions))
+    return runner.model.logits(hidden)
 
 
 @torch.inference_mode()
 def define(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    """What one request draws alone, everything recomputed for every token."""
+    """What one request draws alone, everything recomputed for every token. On a CPU."""
     runner, tokens = runner_of(llm), list(prompt)
     sampler = llm.resolved.build("sampler", runner._context(runner.model.kv_spec))
     sampler.admit(0, params, np.zeros(0, np.int32))

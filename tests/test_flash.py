@@ -74,8 +74,8 @@ def decode_stand_in(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
         bound = table.shape[1] * keys.shape[2]
         out.copy_(fakes.attend(q, keys.transpose(1, 2), values.transpose(1, 2), cu_q, lens, table, scale, True, 1, bound))
 
-    def shape_for(pairs, row_bytes, block_size, max_kv, processors):
-        assert row_bytes == 128 and processors == 132 and max_kv >= 1
+    def shape_for(pairs, size, itemsize, max_kv, processors):
+        assert (size, itemsize) == (64, 2) and processors == 132 and max_kv >= 1
         return SimpleNamespace(pairs=pairs, splits=3)
 
     def make(rows, parts, spec, device):
@@ -189,13 +189,19 @@ def test_fused_prologue(gpu, packages, monkeypatch) -> None:
 
 
 def test_the_kernels_take_what_the_stand_ins_take() -> None:
-    """The stand-ins above are called as the project's kernels are."""
+    """The stand-ins above are called as the project's kernels are: a row's bytes were once given as its size."""
     pytest.importorskip("triton")
     from plugins.attention.kernels.decode import Scratch, decode, shape_for
     from plugins.attention.kernels.prologue import prologue_store
 
-    for function, count in ((decode, 9), (shape_for, 5), (Scratch.make, 4), (prologue_store, 8)):
-        inspect.signature(function).bind(*range(count))
+    wanted = {
+        decode: "q keys values table lens out scale shape scratch",
+        shape_for: "pairs size itemsize max_kv processors",
+        Scratch.make: "rows parts spec device",
+        prologue_store: "q k v keys values slots positions prologue",
+    }
+    for function, names in wanted.items():
+        assert list(inspect.signature(function).parameters)[: len(names.split())] == names.split()
 
 
 def test_splits_of_prompts_are_bounded(gpu, packages, monkeypatch) -> None:

@@ -257,8 +257,8 @@ class FlashAttn4(Provider):
             return former
         spec, device = self.spec, share.kv_lens.device
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        row_bytes = spec.head_size * spec.dtype.itemsize
-        shape = shape_for(share.tokens * spec.num_kv_heads, row_bytes, self.block_size, share.max_kv, processors)
+        pairs = share.tokens * spec.num_kv_heads
+        shape = shape_for(pairs, spec.head_size, spec.dtype.itemsize, share.max_kv, processors)
         return shape, Scratch.make(share.tokens, shape.splits, spec, device)
 
     def decode(self, q: Tensor, keys: Tensor, values: Tensor, share: Share) -> Tensor:

@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel is set up while its predecessor still runs, and waits inside for what it reads.
 
-Every kernel that is launched so calls `await_turn` in every program, before it reads anything but constants: from there on
-all that came before is complete.
+Every kernel that is launched so calls `await_turn` in every program, before it writes anything: from there on all that came
+before is complete. What it may read earlier is what was there before the step's first ordinary kernel (the embedding, say,
+or a product of cuBLAS): weights, tables, lengths, positions, what older steps left in the KV cache.
 """
 
 # Triton fills tl.extra when it finds a GPU.

@@ -19,8 +19,8 @@ from plugins.common.launch import await_turn, early
 from plugins.samplers.common import noise
 from plugins.samplers.common.table import INVERSE, SEED, WORDS
 
-TILE, WARPS = 2048, 8  # tokens per turn of a program, and its warps
-PROGRAMS = 512  # what fills the device: a row is cut finer until there are that many
+TILE, WARPS = 256, 1  # tokens per turn of a program, and its warps: one, so that a turn's maximum crosses no barrier
+PROGRAMS = 4096  # what fills the device: a row is cut finer until there are that many
 
 # Triton's functions see constants of this type only.
 _A, _B, _M0, _M1, _M2 = (tl.constexpr(x & 0xFFFFFFFF) for x in (noise.A, noise.B, noise.M0, noise.M1, noise.M2))
@@ -91,15 +91,15 @@ def _search(
     EARLY: tl.constexpr,
 ):
     """Writes the best of a program's tiles as one number: rank of its score, then the token, lower ones first."""
-    await_turn(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if NOISE:
+    if NOISE:  # slots, table and positions were there before the step began
         words = table + tl.load(slots + row) * _WORDS
         inverse = tl.load(words + _INVERSE).to(tl.float32, bitcast=True)
         low, high = tl.load(words + _SEED).to(tl.uint32), tl.load(words + _SEED + 1).to(tl.uint32)
         position = tl.load(positions + row).to(tl.uint32)
         first = _mix(_mix(_mix(low + _A) ^ high) ^ position)
         second = _mix(_mix(_mix(position + _B) ^ high) ^ low)
+    await_turn(EARLY)
     best, token, broken = float("-inf"), 0, 0
     for turn in range(turns):
         ids = (part * turns + turn) * TILE + tl.arange(0, TILE)

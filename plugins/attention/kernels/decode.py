@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from core.interfaces import KVSpec
-from plugins.attention.kernels.tiles import attend, load_rows
+from plugins.attention.kernels.tiles import attend, block_ids, load_rows, prefetch
 from plugins.common.launch import await_turn, early
 
 LOG2E = 1.4426950408889634
+PROGRAMS = 3.8  # per processor
 COMBINE = 2048  # elements of one round of combining: more registers than the loop itself needs would cost occupancy
 
 
@@ -129,7 +130,6 @@ def _decode(
     ROUND: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_turn(EARLY)
     split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
     skipped, prefix_parts = 0, 0
@@ -145,6 +145,15 @@ def _decode(
         return
     begin = skipped + split * share
     end = tl.minimum(begin + share, length)
+    keys += head * head_stride
+    values += head * head_stride
+    table += row.to(tl.int64) * table_row
+    ids = block_ids(table, begin, end, tl.arange(0, TILE), P, P % TILE == 0)
+    if EARLY and D == DP:
+        # Lengths, table and nearly all of the tile were there before the step: only q and the newest position must wait.
+        prefetch(keys, ids, begin, block_stride, place_stride, D, P, TILE)
+        prefetch(values, ids, begin, block_stride, place_stride, D, P, TILE)
+    await_turn(EARLY)
 
     group = tl.arange(0, GP)
     dims = tl.arange(0, DP)
@@ -152,9 +161,10 @@ def _decode(
     query = load_rows(q + at, group < G, dims, D, DP, True)
     acc, total, top = attend(
         query,
-        keys + head * head_stride,
-        values + head * head_stride,
-        table + row.to(tl.int64) * table_row,
+        keys,
+        values,
+        table,
+        ids,
         begin,
         end,
         group,
@@ -201,12 +211,14 @@ def _decode(
 
 
 def shape_for(pairs: int, size: int, itemsize: int, max_kv: int, processors: int) -> Shape:
-    """`pairs`: rows times KV heads. One program per processor is enough where it keeps two or three tiles in flight: more
-    splits only add parts to combine (measured on an H200 from 1 to 256 rows, benchmarks/gpu/attention.py)."""
+    """`pairs`: rows times KV heads. Nearly four programs per processor hide each other's waits and even out the rows' lengths;
+    more only add parts to combine, and programs that find nothing to do (measured on an H200, benchmarks/gpu/attention.py)."""
     tile = 16 if itemsize == 4 else 32 if size > 128 else 64
-    splits = max(1, min(processors // pairs, 64, -(-max_kv // tile)))
-    stages = max(2, min(2 if splits > 4 else 3, (96 << 10) // (2 * tile * size * itemsize)))
-    return Shape(splits, tile, tile, 4, stages)
+    most = min(max(8, max_kv // 512), 64, -(-max_kv // tile))
+    splits = max(1, min(-(-int(PROGRAMS * processors) // pairs), most))
+    least = 128 if pairs <= processors // 2 else 256
+    stages = max(2, min(3, (96 << 10) // (2 * tile * size * itemsize)))
+    return Shape(splits, tile, least if splits > 1 else tile, 4, stages)
 
 
 def decode(

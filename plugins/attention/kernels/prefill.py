@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.attention.kernels.decode import LOG2E
-from plugins.attention.kernels.tiles import attend, load_rows
+from plugins.attention.kernels.tiles import attend, block_ids, load_rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _prefill(
         return
     length = tl.load(lens + chunk)
     rows = tile + tl.arange(0, M)
-    dims = tl.arange(0, DP)
+    dims, offsets = tl.arange(0, DP), tl.arange(0, TILE)
     lowest = length - count + tile  # position of the first row
     last = length - count + rows
     at = (token + rows).to(tl.int64)[:, None]
@@ -74,12 +74,14 @@ def _prefill(
     top = tl.full((M,), float("-inf"), tl.float32)
     full = (lowest + 1) // TILE * TILE
     end = tl.minimum(lowest + M, length)
+    ids = block_ids(table, 0, full, offsets, P, P % TILE == 0)
     acc, total, top = attend(
-        query, keys, values, table, 0, full, last, acc, total, top, scale, block_stride, place_stride,
+        query, keys, values, table, ids, 0, full, last, acc, total, top, scale, block_stride, place_stride,
         D, DP, P, TILE, False, False, False,
     )  # fmt: skip
+    ids = block_ids(table, full, end, offsets, P, P % TILE == 0)
     acc, total, top = attend(
-        query, keys, values, table, full, end, last, acc, total, top, scale, block_stride, place_stride,
+        query, keys, values, table, ids, full, end, last, acc, total, top, scale, block_stride, place_stride,
         D, DP, P, TILE, True, True, False,
     )  # fmt: skip
     heads = tl.num_programs(0)

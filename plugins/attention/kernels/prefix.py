@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.attention.kernels.decode import LOG2E, PrefixParts, Scratch, Shape
-from plugins.attention.kernels.tiles import attend, load_rows
+from plugins.attention.kernels.tiles import attend, block_ids, load_rows
 
 PARTS = 8
 
@@ -65,6 +65,7 @@ def _prefix(
         keys + head * head_stride,
         values + head * head_stride,
         table,
+        block_ids(table, begin, end, tl.arange(0, TILE), P, P % TILE == 0),
         begin,
         end,
         query,

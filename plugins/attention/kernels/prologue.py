@@ -24,16 +24,26 @@ def _load_halves(x, token_stride, head_stride, tokens, heads, dims, mask, HALF: 
 
 
 @triton.jit
-def _turned(first, second, weight, cos_sin, positions, dims, mask, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+def _constants(weight, cos_sin, positions, dims, mask, HALF: tl.constexpr, NORM: tl.constexpr):
+    """Norm weights of both halves, cosines and sines."""
+    at = cos_sin + positions[:, None] * (2 * HALF) + dims[None, :]
+    cos, sin = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
+    gain, gain2 = cos, cos  # not used
+    if NORM:
+        gain = tl.load(weight + dims, mask=dims < HALF, other=0.0)
+        gain2 = tl.load(weight + HALF + dims, mask=dims < HALF, other=0.0)
+    return gain, gain2, cos, sin
+
+
+@triton.jit
+def _turned(first, second, gain, gain2, cos, sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     """Both halves normed and rotated, in float32."""
     first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
         square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         scale = tl.rsqrt(square / (2 * HALF) + eps)[:, None]
-        first *= scale * tl.load(weight + dims, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
-        second *= scale * tl.load(weight + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
-    at = cos_sin + positions[:, None] * (2 * HALF) + dims[None, :]
-    cos, sin = tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
+        first *= scale * gain.to(tl.float32)[None, :]
+        second *= scale * gain2.to(tl.float32)[None, :]
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -79,7 +89,7 @@ def _prologue_store(
     NORM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_turn(EARLY)
+    # Slots, positions, weights and tables were there before the step began: only q, k and v must wait.
     program = tl.program_id(0)
     row = tl.arange(0, ROWS)
     dims = tl.arange(0, HALF_PADDED)
@@ -88,9 +98,11 @@ def _prologue_store(
             row += program * ROWS
             token, head = row // H, row % H
             mask = (row < tokens * H)[:, None] & (dims < HALF)[None, :]
-            x, y = _load_halves(q, q_token, q_head, token, head, dims, mask, HALF)
             position = tl.load(positions + token, mask=token < tokens, other=0)
-            turned_x, turned_y = _turned(x, y, q_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
+            gain, gain2, cos, sin = _constants(q_norm, cos_sin, position, dims, mask, HALF, NORM)
+            await_turn(EARLY)
+            x, y = _load_halves(q, q_token, q_head, token, head, dims, mask, HALF)
+            turned_x, turned_y = _turned(x, y, gain, gain2, cos, sin, eps, HALF, NORM)
             _store_halves(out + row.to(tl.int64)[:, None] * (2 * HALF) + dims[None, :], turned_x, turned_y, mask, HALF)
     else:
         is_key = program < q_programs + k_programs
@@ -100,14 +112,19 @@ def _prologue_store(
         slot = tl.load(slots + token, mask=token < tokens, other=0)
         place = (slot // P * block_stride + slot % P * place_stride + head * cache_head)[:, None] + dims[None, :]
         if is_key:
-            x, y = _load_halves(k, k_token, k_head, token, head, dims, mask, HALF)
             if TURN:
                 position = tl.load(positions + token, mask=token < tokens, other=0)
-                turned_x, turned_y = _turned(x, y, k_norm, cos_sin, position, dims, mask, eps, HALF, NORM)
+                gain, gain2, cos, sin = _constants(k_norm, cos_sin, position, dims, mask, HALF, NORM)
+                await_turn(EARLY)
+                x, y = _load_halves(k, k_token, k_head, token, head, dims, mask, HALF)
+                turned_x, turned_y = _turned(x, y, gain, gain2, cos, sin, eps, HALF, NORM)
                 _store_halves(keys + place, turned_x, turned_y, mask, HALF)
             else:
+                await_turn(EARLY)
+                x, y = _load_halves(k, k_token, k_head, token, head, dims, mask, HALF)
                 _store_halves(keys + place, x, y, mask, HALF)
         else:
+            await_turn(EARLY)
             x, y = _load_halves(v, v_token, v_head, token, head, dims, mask, HALF)
             _store_halves(values + place, x, y, mask, HALF)
 

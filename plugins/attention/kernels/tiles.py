@@ -35,6 +35,19 @@ def tile_offsets(ids, start, offsets, block_stride, place_stride, P: tl.constexp
 
 
 @triton.jit
+def prefetch(x, ids, start, block_stride, place_stride, D: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr):
+    """Ask for a tile to be in the L2 cache. D: a power of two."""
+    line: tl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth  # 128 bytes
+    lines: tl.constexpr = (D + line - 1) // line
+    offsets = tl.arange(0, TILE)
+    rows = tile_offsets(ids, start, offsets, block_stride, place_stride, P, P % TILE == 0)
+    at = x + rows[:, None] + tl.arange(0, lines)[None, :] * line
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def load_rows(pointers, rows, dims, D: tl.constexpr, DP: tl.constexpr, MASKED: tl.constexpr):
     """[M, DP]; zeros where `rows` is false and beyond D, so that nothing unwritten (NaN) enters a product."""
     if MASKED and D == DP:
@@ -54,6 +67,7 @@ def attend(
     keys,
     values,
     table,
+    ids,  # block_ids of the first tile
     begin,
     end,
     last,
@@ -77,7 +91,6 @@ def attend(
     dims = tl.arange(0, DP)
     # The next tile's ids are loaded one round early: loaded in its own round they would count as a load that the tile's loads
     # depend on, and halve how far ahead those are issued.
-    ids = block_ids(table, begin, end, offsets, P, WHOLE)
     for start in tl.range(begin, end, TILE):
         next_ids = block_ids(table, start + TILE, end, offsets, P, WHOLE)
         at = tile_offsets(ids, start, offsets, block_stride, place_stride, P, WHOLE)[:, None] + dims[None, :]

@@ -60,22 +60,24 @@ def shape(width: int) -> tuple[int, int, int]:
 
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(x, weight, out, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr):
-    await_turn(EARLY)
     place, column, inside = _tile(rows, WIDTH, BLOCK, GROUP)
+    gain = tl.load(weight + column, column < WIDTH, 0.0)  # a constant: it need not wait
+    await_turn(EARLY)
     value = tl.load(x + place, inside, 0.0).to(tl.float32)
-    tl.store(out + place, _normed(value, weight, column, eps, WIDTH).to(out.dtype.element_ty), inside)
+    tl.store(out + place, _normed(value, gain, eps, WIDTH).to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm(
     x, residual, weight, rows, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr
 ):
-    await_turn(EARLY)
     place, column, inside = _tile(rows, WIDTH, BLOCK, GROUP)
+    gain = tl.load(weight + column, column < WIDTH, 0.0)  # a constant: it need not wait
+    await_turn(EARLY)
     value = tl.load(x + place, inside, 0.0).to(tl.float32) + tl.load(residual + place, inside, 0.0).to(tl.float32)
     total = value.to(residual.dtype.element_ty)  # the norm is that of the sum as it is stored
     tl.store(residual + place, total, inside)
-    tl.store(x + place, _normed(total.to(tl.float32), weight, column, eps, WIDTH).to(x.dtype.element_ty), inside)
+    tl.store(x + place, _normed(total.to(tl.float32), gain, eps, WIDTH).to(x.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -86,9 +88,9 @@ def _tile(rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _normed(value, weight, column, eps, WIDTH: tl.constexpr):
+def _normed(value, gain, eps, WIDTH: tl.constexpr):
     scale = tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)
-    return value * scale[:, None] * tl.load(weight + column, column < WIDTH, 0.0).to(tl.float32)
+    return value * scale[:, None] * gain.to(tl.float32)
 
 
 @triton.jit
