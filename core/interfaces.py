@@ -67,7 +67,8 @@ class Component:
     on a parameter that a request gives explicitly."""
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for others: architectures, gguf_architectures (arch), auto_rank (highest goes first), wants_history (sampler)."""
+    """Facts for others: architectures, gguf_architectures (arch), auto_rank (highest goes first), auto_reason (what was
+    measured), wants_history (sampler)."""
     probe: str = ""  # "module:function", called with the settings -> Probe; only when chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 

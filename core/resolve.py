@@ -214,7 +214,9 @@ class _Resolver:
         if kind == "arch":
             return f"auto: the model says {self.checkpoint.architecture}"
         keys = [k for k in ("device", "dtype", "tensor_parallel_size") if k in found.component.capabilities] or ["device"]
-        return "auto: the best that accepts " + ", ".join(f"{k} {show(self.facts[k].value)}" for k in keys)
+        reason = found.component.provides.get("auto_reason")
+        accepted = "auto: the best that accepts " + ", ".join(f"{k} {show(self.facts[k].value)}" for k in keys)
+        return f"{accepted} ({reason})" if reason else accepted
 
 
 def _rank(component: Component) -> int:

@@ -1,6 +1,7 @@
 """Declares the attention backends. Light: imports no torch.
 
 `provides["auto_rank"]`: with attention=auto the highest rank wins among those whose capabilities accept the configuration.
+Ranks follow what was measured (benchmarks/results/); `provides["auto_reason"]` says it in a few words.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def inferlab_components() -> Iterable[Component]:
         summary="batched matmul and PyTorch's scaled_dot_product_attention: fast on a CPU, right on any device",
         capabilities={"graphs": OneOf(False)},
         prefers={"block_size": (16,)},
-        provides={"auto_rank": 10},
+        provides={"auto_rank": 10, "auto_reason": "5 times as fast as reference on a CPU"},
     )
     yield Component(
         kind="attention",
@@ -59,7 +60,7 @@ def inferlab_components() -> Iterable[Component]:
             "block_size": MultipleOf(256),
         },
         prefers={"block_size": (256,)},
-        provides={"auto_rank": 20},
+        provides={"auto_rank": 20, "auto_reason": "on an H200 nearly as fast as triton, far ahead of sdpa"},
         probe="plugins.attention.flash_probe:probe",
     )
     yield Component(
@@ -75,5 +76,8 @@ def inferlab_components() -> Iterable[Component]:
             "head_size": OneOf(*range(16, 257, 16)),
         },
         prefers={"block_size": (256,)},
-        provides={"auto_rank": 30},
+        provides={
+            "auto_rank": 30,
+            "auto_reason": "on an H200 decodes read KV at 4.3 TB/s, with FlashAttention-3 at 3.8",
+        },
     )
