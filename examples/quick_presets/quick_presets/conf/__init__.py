@@ -1,0 +1,1 @@
+"""YAML presets. Imported at every start, so it stays empty."""
