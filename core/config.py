@@ -89,8 +89,16 @@ class BenchSettings:
     warmup: int = setting(1, "runs before them that are not timed")
     peer: str | None = setting(None, "another engine that runs the same loads in turn: vllm; each gets half of the memory")
     profile_steps: int = setting(64, "profile=true: steps that are traced")
+    records: bool = setting(True, "write steps.jsonl, requests.jsonl and timeline.json")
+    record: bool = setting(False, "write schedule.jsonl, for scheduler=replay")
+    slo_ttft_ms: float | None = setting(None, "goodput: longest time to the first token; null: not asked for")
+    slo_tpot_ms: float | None = setting(None, "goodput: longest time per output token after the first")
+    slo_e2e_ms: float | None = setting(None, "goodput: longest time from end to end")
 
     def __post_init__(self) -> None:
+        for name in ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"bench.{name} must be > 0 ms or null, got {value}")
         for name, least in (("repeats", 1), ("warmup", 0), ("profile_steps", 1)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"bench.{name} must be a whole number >= {least}, got {value}")

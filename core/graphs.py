@@ -65,6 +65,7 @@ class DecodeGraphs:
         self.cu_q = torch.arange(largest + 1, dtype=torch.int32, device=table.device)
         self.last = torch.arange(largest, dtype=torch.int64, device=table.device)
         self.captured: dict[tuple[int, Hashable, int], Captured] = {}
+        self.padded_rows = 0  # computed for nothing, since the graphs were made
         self.pool = device.graph_pool()
 
     def fits(self, plan: StepPlan) -> bool:
@@ -78,6 +79,7 @@ class DecodeGraphs:
         rows each is."""
         count, order = len(plan.slots), np.argsort(-plan.starts, kind="stable")
         size = self._padded(count)
+        self.padded_rows += size - count
         self._stage(plan, order, host_table, size)
         rows = np.full(size, self.pad)
         rows[:count] = plan.slots[order]

@@ -165,7 +165,13 @@ class Runner:
         return torch.from_numpy(masks).to(self.device)
 
     def report(self) -> Mapping[str, Any]:
-        return {"seconds": self.seconds, "memory": self.sizing.as_dict(), "num_blocks": self.num_blocks}
+        padded = self.graphs.padded_rows if self.graphs else 0
+        return {
+            "seconds": self.seconds,
+            "memory": self.sizing.as_dict(),
+            "num_blocks": self.num_blocks,
+            "padded_rows": padded,
+        }
 
     def close(self) -> None:
         """Drop every tensor; the caller drops the runner."""

@@ -37,6 +37,11 @@ class Received:
         return (self.e2e - self.ttft) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
+    def normalised(self) -> float:
+        """Normalised latency: end to end, per output token."""
+        return self.e2e / self.tokens
+
+    @property
     def gaps(self) -> list[float]:
         """Between output events."""
         return [b - a for (a, _), (b, _) in zip(self.events, self.events[1:], strict=False)]

@@ -75,10 +75,14 @@ def _head(bench: Mapping[str, Any]) -> str:
 
 def _feet(bench: Mapping[str, Any]) -> Iterator[str]:
     limit, machine = bench["median"]["limit"], bench["machine"]
-    yield (
-        f"limit {limit['seconds']:.3f} s = {limit['output_tokens_per_s']:,.0f} tokens/s "
-        f"at {machine['bandwidth'] / 1e12:.3f} TB/s and {machine['flops'] / 1e12:.2f} TFLOP/s, measured in this run"
-    )
+    if limit is not None:
+        yield (
+            f"limit {limit['seconds']:.3f} s = {limit['output_tokens_per_s']:,.0f} tokens/s "
+            f"at {machine['bandwidth'] / 1e12:.3f} TB/s and {machine['flops'] / 1e12:.2f} TFLOP/s, measured in this run"
+        )
+    if bench["metrics"].get("saturated", {}).get("value"):
+        queue = " to ".join(f"{bench['metrics'][name]['value']:.1f}" for name in ("queue_half_way", "queue_at_end"))
+        yield f"saturated: requests came faster than they were served, the queue grew from {queue} requests"
     yield "peak memory " + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in bench["memory"].items())
     if peer := bench["peer"]:
         yield f"peer: {peer['name']} {peer['version']}, in turn with ours, each with {peer['share']:.2f} of the memory"

@@ -16,11 +16,15 @@ from tqdm import tqdm
 from core import device
 from core.bench.ceilings import ceilings
 from core.bench.limit import Machine, Sizes, limit_of
-from core.bench.measure import run_load
+from core.bench.measure import Run, measure
 from core.bench.metrics import medians
 from core.bench.peer import VLLMPeer, import_vllm
 from core.bench.profile import Tracer
+from core.bench.records import write_records
 from core.bench.report import table
+from core.bench.summary import flat_metrics
+from core.bench.values import Hardware, Slo
+from core.bench.walk import walk
 from core.build import check_params
 from core.config import Composed
 from core.environment import environment, plugin_metrics
@@ -45,29 +49,39 @@ class Bench:
 
     def load(self, number: int) -> tuple[Load, list[SamplingParams]]:
         """Run `number`'s requests, checked; ValueError if one of them does not fit into the engine's limits."""
-        load = draw_load(self.config.load, number, self.resolved.checkpoint.config["vocab_size"])
+        encode = self.llm.tokenizer.encode if self.llm.tokenizer else None
+        load = draw_load(self.config.load, number, self.resolved.checkpoint.config["vocab_size"], encode)
         params = [self._params(n) for n in load.outputs]
-        for tokens, p in zip(load.prompts, params, strict=True):
-            limit = self.llm.engine.limit_of(tokens, p)
-            if limit < len(tokens) + p.max_tokens:
+        for tokens, (length, _), p in zip(load.prompts, load.lengths, params, strict=True):
+            limit = self.llm.engine.limit_of([0] * (length - len(tokens)) + tokens, p)
+            if limit < length + p.max_tokens:
                 raise ValueError(
-                    f"the load has a request of {len(tokens)} + {p.max_tokens} tokens, the engine takes {limit}; raise "
+                    f"the load has a request of {length} + {p.max_tokens} tokens, the engine takes {limit}; raise "
                     "max_model_len (or num_kv_blocks), or lower load.input_max, load.output_max or load.shared"
                 )
         return load, params
 
-    def run(self, number: int, tracer: Tracer | None = None) -> dict[str, Any]:
+    def run(self, number: int) -> dict[str, Any]:
         """One run with an empty prefix cache; its record."""
+        return self.measure(number).record()
+
+    def measure(self, number: int, tracer: Tracer | None = None) -> Run:
+        """One run with an empty prefix cache."""
         load, params = self.load(number)
         self.llm.engine.kv.forget(None)
         gc.collect()
-        return run_load(self.llm.engine, load, params, self.where, *([tracer.on_step] if tracer else []))
+        return measure(self.llm.engine, load, params, self.where, tracer.on_step if tracer else None)
 
-    def limit(self, number: int, machine: Machine) -> dict[str, Any]:
-        """The least time that run `number` can take."""
-        load, config = self.load(number)[0], self.resolved.checkpoint.config
-        width = WIDTHS[self.resolved.dtype]
-        return limit_of(load.lengths, load.shared, self.resolved.limits, Sizes.of(config), machine, width)
+    def hardware(self, machine: Machine) -> Hardware:
+        """What the shares of the limit refer to. machine: one device."""
+        resolved = self.resolved
+        sizes = Sizes.of(resolved.checkpoint.config)
+        return Hardware(machine, sizes, WIDTHS[resolved.dtype], resolved.tensor_parallel_size)
+
+    def limit(self, load: Load, machine: Machine) -> dict[str, Any]:
+        """The least time that a load can take, if all of it is there at once."""
+        hardware = self.hardware(machine)
+        return limit_of(load.lengths, load.shared, self.resolved.limits, hardware.sizes, machine, hardware.width)
 
     def _params(self, tokens: int) -> SamplingParams:
         given = self.config.sampling
@@ -90,15 +104,20 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
         start = time.perf_counter() - started
         summary, choices = describe(llm.resolved)
         print(summary, file=sys.stderr)
-        report = dict(llm.engine.executor.report())
+        report = {name: fact for name, fact in llm.engine.executor.report().items() if name != "padded_rows"}
         peer = VLLMPeer(llm.resolved, share) if composed.config.bench.peer else None
-        repeats = _repeats(bench, peer)
+        runs, repeats = _repeats(bench, peer)
         trace = _traced(bench, run_dir) if composed.config.profile else None
         memory, stats = device.peak_memory(bench.where), llm.engine.stats.as_dict()
     machine = ceilings(bench.where)
-    for number, record in enumerate(repeats):
-        limit = bench.limit(number, machine)
-        record["limit"] = {**limit, "fraction": limit["seconds"] / record["seconds"]}
+    for run, record in zip(runs, repeats, strict=True):
+        record["limit"] = None
+        if run.load.at_once and not run.load.split:
+            limit = bench.limit(run.load, machine)
+            record["limit"] = {**limit, "fraction": limit["seconds"] / record["seconds"]}
+    walks, slo = [walk(run) for run in runs], _slo(composed)
+    if composed.config.bench.records:
+        write_records(run_dir, runs, walks, slo)
     head = {
         "plugins": choices,
         "settings": composed.raw,
@@ -112,6 +131,7 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
         "device": head["environment"].get("gpu", bench.resolved.device),
         "repeats": repeats,
         "median": medians(repeats),
+        "metrics": flat_metrics(runs, walks, slo, bench.hardware(machine)),
         "machine": asdict(machine),
         "memory": memory,
         "start": {"start_s": start, **report},
@@ -127,22 +147,29 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
     return result
 
 
-def _repeats(bench: Bench, peer: VLLMPeer | None) -> list[dict[str, Any]]:
+def _slo(composed: Composed) -> Slo:
+    settings = composed.config.bench
+    return Slo(settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms)
+
+
+def _repeats(bench: Bench, peer: VLLMPeer | None) -> tuple[list[Run], list[dict[str, Any]]]:
     """Warm-up, then the timed runs; a peer takes its turn after each of ours, with the same prompts."""
-    settings, records = bench.config.bench, []
+    settings, runs, records = bench.config.bench, [], []
     numbers = [*range(settings.repeats, settings.repeats + settings.warmup), *range(settings.repeats)]
     for at, number in enumerate(tqdm(numbers, desc="runs", disable=not sys.stderr.isatty())):
-        record = bench.run(number)
+        run = bench.measure(number)
+        record = run.record()
         if peer:
             theirs = peer.run_load(*bench.load(number))
             record["peer"] = {**theirs, "speedup": theirs["seconds"] / record["seconds"]}
         if at >= settings.warmup:
+            runs.append(run)
             records.append(record)
-    return records
+    return runs, records
 
 
 def _traced(bench: Bench, run_dir: Path) -> dict[str, Any]:
     settings = bench.config.bench
     tracer = Tracer(settings.profile_steps)
-    bench.run(settings.repeats + settings.warmup, tracer)
+    bench.measure(settings.repeats + settings.warmup, tracer)
     return tracer.finish(run_dir / "trace.json")
