@@ -1,4 +1,4 @@
-"""steps.jsonl and requests.jsonl: a line for each step and each request of the timed runs. Seconds count from the run's start."""
+"""steps.jsonl and requests.jsonl: a line per step and per request of the timed runs. Seconds since the start of the run."""
 
 from __future__ import annotations
 
