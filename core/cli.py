@@ -58,10 +58,16 @@ def _main(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(PROJECT, metadata.version(PROJECT))
         return 0
+    if arguments[:1] == ["plugins"]:
+        from core.plugins.commands import main as plugins
+
+        return plugins(arguments[1:], f"{PROJECT} plugins")
     _refuse_unknown_flags(arguments)
     registry = registry_for(arguments)
     for plugin, why in registry.failed.items():
         print(f"warning: plugin {plugin} could not be loaded: {why}", file=sys.stderr)
+    for line in registry.slow:
+        print(f"note: {line}", file=sys.stderr)
     if "--help" in arguments or "-h" in arguments:
         from core.helptext import help_text
 

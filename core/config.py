@@ -14,6 +14,7 @@ from core.composition import Options, composed_by_hydra, override
 from core.errors import ConfigError
 from core.params import SamplingParams
 from core.plugins import Registry
+from core.settings import setting
 
 __all__ = ["Composed", "Config", "SamplingSettings", "compose", "finish", "given_count", "override"]
 
@@ -26,13 +27,6 @@ QUESTIONS = (
     "Why is the sky blue? Answer in two sentences.",
     "Name three uses of a paper clip.",
 )
-
-
-def setting(default: Any, doc: str) -> Any:
-    """A field with the line that `--help` prints."""
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"doc": doc})
-    return field(default=default, metadata={"doc": doc})
 
 
 @dataclass

@@ -42,7 +42,7 @@ def help_text(registry: Registry, version: str) -> str:
     lines += [
         f"  model: {models}, or a directory, a .gguf file, a hub id ORG/NAME (* {default_choices()['model']})",
         f"  load (of task=bench): {loads} (* {default_choices()['load']})",
-        *(f"      load.{item.name}={_default(item)}" for item in fields(LoadSettings)),
+        *(f"      load.{item.name}={default_text(item)}" for item in fields(LoadSettings)),
         "",
     ]
     lines += ["Settings", *_settings(Config, "")]
@@ -59,7 +59,7 @@ def _slot(kind: str, registry: Registry) -> Iterator[str]:
         origin = "" if found.origin == "built-in" else f" [{found}]"
         yield f"    {component.name}{'*' * (default == component.name)}: {component.summary}{origin}"
         for item in fields(component.settings):
-            yield f"      {kind}.{item.name}={_default(item)}"
+            yield f"      {f'{kind}.{item.name}={default_text(item)}':<30} {item.metadata.get('doc', '')}".rstrip()
 
 
 def _settings(settings: type, prefix: str) -> Iterator[str]:
@@ -68,10 +68,11 @@ def _settings(settings: type, prefix: str) -> Iterator[str]:
         if isinstance(inner, type) and is_dataclass(inner):
             yield from _settings(inner, f"{prefix}{item.name}.")
         elif doc := item.metadata.get("doc"):
-            yield f"  {f'{prefix}{item.name}={_default(item)}':<34} {doc}"
+            yield f"  {f'{prefix}{item.name}={default_text(item)}':<34} {doc}"
 
 
-def _default(item: Field) -> str:
+def default_text(item: Field) -> str:
+    """As it is written on the command line."""
     if item.default is not MISSING:
         return (
             "null"

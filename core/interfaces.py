@@ -21,6 +21,7 @@ import pluggy
 from core.capabilities import AtLeast, Constraint, MultipleOf, OneOf, Probe  # noqa: F401, for authors
 from core.params import SamplingParams
 from core.records import Metric, RequestMetrics, RequestRecord, StepRecord  # noqa: F401, for authors
+from core.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ class NoSettings:
 class KVSettings:
     """Base of every KV allocator's settings: `block_size` is a word of the core's."""
 
-    block_size: int | str = "auto"  # tokens per KV block; auto: chosen from what the attention backend accepts
+    block_size: int | str = setting("auto", "auto: chosen from what the attention backend accepts", "tokens per block")
 
     def __post_init__(self) -> None:
         size = self.block_size

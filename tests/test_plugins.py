@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +13,6 @@ from core.plugins import PluginError
 from core.plugins.loading import construct, load, missing
 from tests.plugins_fixtures import SCHEDULER, Site
 
-ROOT = Path(__file__).parent.parent
 GOOD = SCHEDULER.format(name="good")
 
 
@@ -85,8 +80,9 @@ def test_a_forgotten_decorator(site: Site) -> None:
 
 
 def test_a_hook_with_a_wrong_argument(site: Site) -> None:
-    """pluggy says it in several lines; here it is one."""
-    assert "PluginValidationError" in failure(site, "@hookimpl\ndef inferlab_step(records):\n    pass")
+    """pluggy says it in several lines; here it is one, with the right spelling."""
+    text = failure(site, "@hookimpl\ndef inferlab_step(records):\n    pass")
+    assert "inferlab_step has no argument records; did you mean record? It takes record" in text
 
 
 def test_a_build_hook_that_is_no_wrapper(site: Site) -> None:
@@ -247,26 +243,3 @@ def test_without_an_installation(monkeypatch: pytest.MonkeyPatch, site: Site) ->
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
     with pytest.raises(PluginError, match="pip install -e"):
         site.discover()
-
-
-def test_list(site: Site) -> None:
-    """`python -m core.plugins list`: what is installed, from where, and what failed; exit code 1 then."""
-    site.add("good", GOOD, editable=True)
-    site.add("bad", "import nowhere")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.path), str(ROOT)])}
-    command = [sys.executable, "-m", "core.plugins", "list"]
-    done = subprocess.run([*command, "--json"], env=env, cwd=site.path, capture_output=True, text=True)
-    rows = {(row["kind"], row["name"], row["plugin"]): row for row in json.loads(done.stdout)}
-    assert done.returncode == 1 and done.stderr == ""
-    assert rows["scheduler", "good", "good"]["origin"] == "editable"
-    assert rows["scheduler", "fcfs", "schedulers"]["origin"] == "built-in"
-    assert (
-        "not installed" in rows["attention", "flash", "attention"]["state"]
-        or rows["attention", "flash", "attention"]["state"] == "ok"
-    )
-    assert rows["-", "-", "bad"]["state"].startswith("failed: bad 1.0: ModuleNotFoundError")
-    table = subprocess.run([*command, "--block", "bad"], env=env, cwd=site.path, capture_output=True, text=True)
-    assert table.returncode == 0
-    assert ["scheduler", "good", "good", "good", "1.0", "editable", "ok"] in [
-        line.split() for line in table.stdout.splitlines()
-    ]

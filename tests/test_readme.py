@@ -42,7 +42,7 @@ def run(site: Path, where: Path, *arguments: str) -> subprocess.CompletedProcess
 def test_the_plugin_runs(plugin: Path, tmp_path: Path) -> None:
     """Found, listed, chosen by one word, typed: its setting works and a wrong one is refused."""
     listed = run(plugin, tmp_path, "core.plugins", "list")
-    assert listed.returncode == 0 and re.search(r"scheduler\s+shortest\s+shortest\s+inferlab-shortest", listed.stdout), listed
+    assert listed.returncode == 0 and re.search(r"shortest\s+inferlab-shortest 0\.1 .*ok", listed.stdout), listed
     base = (
         "core.run",
         "model=tiny-llama",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from types import ModuleType
 from typing import Any
 
 import pluggy
 from omegaconf import OmegaConf
+from packaging.requirements import InvalidRequirement, Requirement
 
 from core import hooks
 from core.errors import did_you_mean
@@ -43,67 +46,82 @@ class PluginError(ValueError):
     """A plugin is missing, broken, ambiguous, or written for another version."""
 
 
-def import_light(entry: metadata.EntryPoint) -> Any:
-    """Import the entry module; refuse it if that brings a heavy package in, or would have if it were not there yet."""
+def import_light(entry: metadata.EntryPoint) -> tuple[Any, list[str]]:
+    """The entry module, and what is wrong with it: that it brings a heavy package in, or would have if it were not there."""
     before = set(sys.modules)
     plugin = entry.load()
     names = (set(sys.modules) - before) | {entry.module}
     heavy = {name.partition(".")[0] for name in names} & set(HEAVY)
     # Once torch is loaded by somebody else the difference shows nothing, so the names bound in the module count too.
     values = [v for name in names if name.startswith(entry.module.partition(".")[0]) for v in _globals(name)]
-    heavy |= {v.__name__.partition(".")[0] for v in values if isinstance(v, ModuleType)} & set(HEAVY)
-    if heavy:
-        raise PluginError(
-            f"its entry module {entry.module} imports {', '.join(sorted(heavy))}; import them in the target's module"
-        )
-    return plugin
+    heavy |= {_home(v).partition(".")[0] for v in values if isinstance(v, ModuleType | type)} & set(HEAVY)
+    words = ", ".join(sorted(heavy))
+    text = f"its entry module {entry.module} imports {words}; import them in the target's module, which is loaded when chosen"
+    return plugin, [text] if heavy else []
+
+
+def _home(value: ModuleType | type) -> str:
+    return value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
 
 
 def _globals(module: str) -> list[Any]:
     return list(vars(sys.modules[module]).values()) if module in sys.modules else []
 
 
-def check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """Misspelt hooks and forgotten decorators are silent in pluggy; here they are errors."""
+def hook_problems(manager: pluggy.PluginManager, plugin: Any) -> Iterator[str]:
+    """Misspelt hooks, forgotten decorators and wrong arguments: the first two are silent in pluggy."""
     for name in (n for n in dir(plugin) if n.startswith("inferlab_") and callable(getattr(plugin, n))):
         options = manager.parse_hookimpl_opts(plugin, name)
         if name not in HOOKS:
-            raise PluginError(f"there is no hook {name}{did_you_mean(name, HOOKS)} Hooks: {', '.join(HOOKS)}")
+            yield f"there is no hook {name}{did_you_mean(name, HOOKS)} Hooks: {', '.join(HOOKS)}"
+            continue
         if options is None:
-            raise PluginError(f"{name} lacks the decorator: @hookimpl from core.interfaces")
-        if name == "inferlab_build" and not (options["wrapper"] or options["hookwrapper"]):
-            raise PluginError("inferlab_build must be a wrapper: @hookimpl(wrapper=True), then `part = yield; return part`")
+            yield f"{name} lacks the decorator: @hookimpl from core.interfaces"
+        elif name == "inferlab_build" and not (options["wrapper"] or options["hookwrapper"]):
+            yield "inferlab_build must be a wrapper: @hookimpl(wrapper=True), then `part = yield; return part`"
+        known = inspect.signature(getattr(hooks, name)).parameters
+        for argument in inspect.signature(getattr(plugin, name)).parameters:
+            if argument not in known:
+                takes = ", ".join(known) or "no argument"
+                yield f"{name} has no argument {argument}{did_you_mean(argument, known)} It takes {takes}"
 
 
-def check_component(component: Any) -> Component:
+def component_problems(component: Any) -> Iterator[str]:
     """Form of the declaration, and the version of the interface that it was written for."""
     if not isinstance(component, Component):
-        raise PluginError(f"inferlab_components must give Component objects, got {component!r}")
+        yield f"inferlab_components must give Component objects, got {component!r}"
+        return
     label = f"{component.kind}={component.name}"
     if component.api[0] != API_VERSION[0] or component.api[1] > API_VERSION[1]:
-        wanted, ours = (".".join(map(str, v)) for v in (component.api, API_VERSION))
-        raise PluginError(f"{label} is written for plugin API {wanted}, this inferlab has {ours}; install matching versions")
+        wanted, ours = version_text(component.api), version_text(API_VERSION)
+        yield f"{label} is written for plugin API {wanted}, this inferlab has {ours}; install matching versions"
     if component.kind not in KINDS:
-        raise PluginError(f"{label}: no such kind{did_you_mean(component.kind, KINDS)} Kinds: {', '.join(KINDS)}")
+        yield f"{label}: no such kind{did_you_mean(component.kind, KINDS)} Kinds: {', '.join(KINDS)}"
     if not re.fullmatch(r"[A-Za-z][\w.-]*", component.name) or component.name == "auto":
-        raise PluginError(f"{label}: a name is letters, digits, _ . - and not auto")
+        yield f"{label}: a name is letters, digits, _ . - and not auto"
     if not re.fullmatch(r"[\w.]+:\w+", component.target):
-        raise PluginError(f'{label}: target must be "module:Class", got {component.target!r}')
-    _check_settings(label, component)
-    return component
+        yield f'{label}: target must be "module:Class", got {component.target!r}'
+    for text in (t for group in component.requires for t in ((group,) if isinstance(group, str) else group)):
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            yield f"{label}: requires {text!r}, which is no requirement such as module>=1.2"
+    yield from _settings_problems(label, component)
 
 
-def _check_settings(label: str, component: Component) -> None:
+def _settings_problems(label: str, component: Component) -> Iterator[str]:
     for settings in filter(None, (component.settings, component.request_settings)):
         if not dataclasses.is_dataclass(settings) or settings.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            raise PluginError(f"{label}: settings must be a plain dataclass that is not frozen, got {settings!r}")
+            yield f"{label}: settings must be a plain dataclass that is not frozen, got {settings!r}"
+            continue
         try:
             OmegaConf.structured(settings)
         except Exception as error:
-            raise PluginError(
-                f"{label}: {settings.__name__} has a field of a type that settings cannot have: {error}"
-            ) from error
+            yield f"{label}: {settings.__name__} has a field of a type that settings cannot have: {error}"
     if component.kind == "kv_allocator" and not issubclass(component.settings, KVSettings):
-        raise PluginError(
-            f"{label}: settings of a KV allocator extend core.interfaces.KVSettings (block_size is the core's word)"
-        )
+        yield f"{label}: settings of a KV allocator extend core.interfaces.KVSettings (block_size is the core's word)"
+
+
+def version_text(version: tuple[int, ...]) -> str:
+    """(1, 0) -> 1.0"""
+    return ".".join(map(str, version))

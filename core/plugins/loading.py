@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -15,21 +16,37 @@ from core.interfaces import Component, Probe
 from core.plugins.checks import KINDS, PluginError
 
 
+@dataclass(frozen=True)
+class Need:
+    """One requirement of a component, and what was found of its alternatives."""
+
+    wanted: str  # "a>=1 or b"
+    found: tuple[str, ...]  # "a 0.9", "b" where it has no version
+    ok: bool
+
+    def __str__(self) -> str:
+        return f"{self.wanted} ({'found ' + ', '.join(self.found) if self.found else 'not installed'})"
+
+
+def needs(component: Component) -> list[Need]:
+    """Every requirement with the versions found. Nothing is imported."""
+    return [_need((group,) if isinstance(group, str) else tuple(group)) for group in component.requires]
+
+
 def missing(component: Component) -> list[str]:
     """One text per requirement that is not met, with the version found; empty if the component can be imported."""
-    return [text for group in component.requires if (text := _lacks((group,) if isinstance(group, str) else group))]
+    return [str(need) for need in needs(component) if not need.ok]
 
 
-def _lacks(alternatives: tuple[str, ...]) -> str:
-    found = []
+def _need(alternatives: tuple[str, ...]) -> Need:
+    found, ok = [], False
     for requirement in map(Requirement, alternatives):
         if find(requirement.name) is None:
             continue
         version = _version(requirement.name)
-        if version is None or requirement.specifier.contains(version, prereleases=True):
-            return ""
-        found.append(f"{requirement.name} {version}")
-    return f"{' or '.join(alternatives)} ({'found ' + ', '.join(found) if found else 'not installed'})"
+        ok = ok or version is None or requirement.specifier.contains(version, prereleases=True)
+        found.append(f"{requirement.name} {version}" if version else requirement.name)
+    return Need(" or ".join(alternatives), tuple(found), ok)
 
 
 def find(module: str) -> ModuleSpec | None:

@@ -21,12 +21,17 @@ def folder(package: str) -> Path:
     return Path(locations[0])
 
 
-def check_packages(packages: Iterable[str]) -> None:
-    """Every package exists and holds no file where a component's name belongs (YAML would beat the typed option)."""
+def package_problems(packages: Iterable[str]) -> Iterator[str]:
+    """Packages that do not exist, and files where a component's name belongs (YAML would beat the typed option)."""
     for package in packages:
-        for name in files(folder(package)):
+        try:
+            root = folder(package)
+        except PluginError as error:
+            yield str(error)
+            continue
+        for name in files(root):
             if name.partition("/")[0] in KINDS:
-                raise PluginError(f"{package} holds {name}.yaml: options of a slot are declared as components, not as YAML")
+                yield f"{package} holds {name}.yaml: options of a slot are declared as components, not as YAML"
 
 
 def files(root: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from core.interfaces import Component, MultipleOf, OneOf, hookimpl
+from core.interfaces import Component, MultipleOf, OneOf, hookimpl, setting
 
 FLASH_PACKAGES = ("flash_attn_interface", "vllm.vllm_flash_attn", "flash_attn", "flash_attn.cute")
 
@@ -18,7 +18,7 @@ FLASH_PACKAGES = ("flash_attn_interface", "vllm.vllm_flash_attn", "flash_attn", 
 class FlashSettings:
     """Options of attention=flash."""
 
-    provider: str = "auto"  # the package that does the work; a named one runs or fails. auto: the first one that can
+    provider: str = setting("auto", "the package that does the work; a named one runs or fails; auto: the first one that can")
 
     def __post_init__(self) -> None:
         if self.provider not in ("auto", *FLASH_PACKAGES):

@@ -3,14 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from core.interfaces import Component, hookimpl
+from core.interfaces import Component, hookimpl, setting
 
 
 @dataclass
 class FcfsSettings:
     """First come, first served."""
 
-    decode_after: int = 0  # prompt steps in a row after which running requests get one step; 0: prompts always go first
+    decode_after: int = setting(
+        0, "prompt steps in a row after which running requests get one step; 0: prompts always go first", "steps"
+    )
 
     def __post_init__(self) -> None:
         if self.decode_after < 0:
@@ -21,7 +23,7 @@ class FcfsSettings:
 class MixedSettings:
     """Decodes and prompt chunks in one step."""
 
-    max_chunk: int = 0  # tokens of one prompt per step; 0: as many as the step's budget leaves
+    max_chunk: int = setting(0, "of one prompt per step; 0: as many as the step's budget leaves", "tokens")
 
     def __post_init__(self) -> None:
         if self.max_chunk < 0:
