@@ -25,8 +25,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from core.device import default_threads
 from core.llm import LLM, SamplingParams
+from core.machine import default_threads
 from tests.smollm2_reference import load
 
 Load = list[tuple[list[int], int]]

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from core.checkpoint import open_checkpoint
 from core.config import Composed
 from core.engine import Output
 from core.environment import environment, plugin_metrics
@@ -21,7 +20,7 @@ from core.interfaces import PROJECT, Request
 from core.llm import LLM
 from core.progress import Progress, progress
 from core.prompts import Encoded, Question, encode_question, read_questions
-from core.resolve import describe
+from core.resolve import Resolved, decide, describe
 from core.sizing import Sizing
 from core.text import Detokenizer
 
@@ -62,14 +61,15 @@ class Terminal:
         sys.stdout.flush()
 
 
-def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
+def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None) -> dict[str, Any]:
     """Run the task; what result.json holds. After Ctrl-C the file holds what finished, and KeyboardInterrupt is raised."""
     started, file = time.perf_counter(), run_dir / "result.json"
     file.unlink(missing_ok=True)  # a failing run must not be taken for an older one
-    checkpoint = open_checkpoint(composed.config.model, seed=composed.config.seed)
+    resolved = resolved or decide(composed)
+    checkpoint = resolved.checkpoint
     questions = read_questions(composed)
     prompts = [encode_question(q, checkpoint, str(composed.config.chat)) for q in questions]
-    with LLM.from_composed(composed, checkpoint) as llm:
+    with LLM.from_composed(composed, resolved) as llm:
         report = dict(llm.engine.executor.report())
         _introduce(llm, report, sum(p.templated for p in prompts))
         checked = [llm._checked(p.tokens, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]

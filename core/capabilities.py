@@ -1,9 +1,28 @@
-"""Constraints that components declare on values of the configuration, the model or the machine. Light: imports nothing."""
+"""Constraints that components declare on values of the configuration, the model, the machine, or each other. Light.
+
+What a constraint is about is named by its key in `Component.capabilities`:
+
+    block_size, dtype, device, head_size, graphs, overlap, tensor_parallel_size, max_model_len, max_num_seqs,
+    max_num_batched_tokens   a value of the run
+    sampling.NAME            a parameter that a request gives explicitly
+    model.NAME               a word of the model's config.json; None where it is not there
+    load.labels              the labels that the requests of a benchmark's load carry
+    SLOT                     the name of what fills another slot: "kv_allocator": OneOf("block_hash")
+    SLOT.NAME                what that component states in `provides`: "kv_allocator.prefix_cache": OneOf(True); None where
+                             it states nothing
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+SLOTS = ("scheduler", "kv_allocator", "attention", "arch", "sampler", "executor")
+FACTS = (
+    *("block_size", "dtype", "device", "head_size", "graphs", "overlap", "tensor_parallel_size"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "load.labels"),
+)
 
 
 @dataclass(frozen=True, init=False)
@@ -48,7 +67,30 @@ class AtLeast:
         return f"at least {self.n}"
 
 
-Constraint = OneOf | MultipleOf | AtLeast
+@dataclass(frozen=True, init=False)
+class Includes:
+    """The value is a collection that holds all of these."""
+
+    values: tuple[Any, ...]
+
+    def __init__(self, *values: Any) -> None:
+        object.__setattr__(self, "values", values)
+
+    def ok(self, value: Any) -> bool:
+        return isinstance(value, Collection) and all(v in value for v in self.values)
+
+    def __str__(self) -> str:
+        return f"a collection with {' and '.join(map(str, self.values))}"
+
+
+Constraint = OneOf | MultipleOf | AtLeast | Includes
+
+
+def unknown_keys(keys: Iterable[str]) -> list[str]:
+    """Keys that nothing is known under: a constraint on one would never be checked."""
+    names = (*FACTS, *SLOTS)
+    prefixes = ("sampling.", "model.", *(f"{slot}." for slot in SLOTS))
+    return [key for key in keys if key not in names and not key.startswith(prefixes)]
 
 
 @dataclass(frozen=True)

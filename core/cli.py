@@ -139,9 +139,11 @@ def _run(node: DictConfig, settings: Any) -> dict[str, Any]:
     overrides = [str(o) for o in settings.overrides.task]
     composed = finish(Options(node, plain(settings.runtime.choices), overrides, registry_for(overrides)))
     log.setLevel(composed.config.log_level.upper())
-    # Both load torch: only now.
+    from core.resolve import decide
+
+    resolved = decide(composed)  # refuses what cannot run before torch, which both tasks load, is imported
     if composed.config.task == "bench":
         from core.bench.task import run_job
     else:
         from core.app import run_job
-    return run_job(composed, Path(settings.runtime.output_dir))
+    return run_job(composed, Path(settings.runtime.output_dir), resolved)

@@ -26,7 +26,7 @@ def available_cuda() -> int:
 
 
 def pick(device: str) -> str:
-    """ "auto", "cpu", "cuda" or "cuda:N" -> "cpu" or "cuda:N". ValueError if it is not there."""
+    """As `core.machine.pick`, which comes here where a driver is."""
     count = available_cuda()
     if device == "auto":
         return "cuda:0" if count else "cpu"
@@ -39,17 +39,6 @@ def pick(device: str) -> str:
         why = f"{count} CUDA device(s) visible" if count else f"no CUDA device is visible to torch {torch.__version__}"
         raise ValueError(f"device={device}: {why}; use device=auto or device=cpu")
     return f"cuda:{index or 0}"
-
-
-def default_threads() -> int:
-    """Cores that this process may use: affinity and cgroup quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return cores
 
 
 def available_memory() -> int:

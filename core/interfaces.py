@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pluggy
 
-from core.capabilities import AtLeast, Constraint, MultipleOf, OneOf, Probe  # noqa: F401, for authors
+from core.capabilities import AtLeast, Constraint, Includes, MultipleOf, OneOf, Probe  # noqa: F401, for authors
 from core.params import SamplingParams
 from core.records import Metric, RequestMetrics, RequestRecord, StepRecord  # noqa: F401, for authors
 from core.settings import setting
@@ -64,12 +64,12 @@ class Component:
     requires: Sequence[str | tuple[str, ...]] = ()  # importable modules, "module>=1.2" where needed; a tuple is any-of
     install: str = ""  # the command that provides `requires`
     capabilities: Mapping[str, Constraint] = field(default_factory=dict)
-    """Constraints on device, dtype, block_size, head_size, graphs, overlap, tensor_parallel_size, ...; "sampling.NAME":
-    on a parameter that a request gives explicitly."""
+    """Constraints on values of the run (block_size, dtype, ...), the model, the load, or another slot; core.capabilities
+    lists the keys."""
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
     """Facts for others: architectures, gguf_architectures (arch), auto_rank (highest goes first), auto_reason (what was
-    measured), wants_history (sampler)."""
+    measured), wants_history (sampler), prefix_cache (kv_allocator), and any that capabilities name as "SLOT.NAME"."""
     probe: str = ""  # "module:function", called with the settings -> Probe; only when chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 

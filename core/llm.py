@@ -8,7 +8,6 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from core.build import build_engine, check_params
-from core.checkpoint import Checkpoint, open_checkpoint
 from core.composition import override
 from core.config import Composed, compose
 from core.encoding import Prompt, encode, encode_chat, several
@@ -16,7 +15,7 @@ from core.engine import Engine
 from core.interfaces import Request, SamplingParams
 from core.outputs import Delta, RequestOutput, output_of
 from core.progress import progress
-from core.resolve import Resolved, resolve
+from core.resolve import Resolved, decide
 from core.text import Detokenizer
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams"]
@@ -39,20 +38,15 @@ class LLM:
         self._start(compose([*given, *overrides], source="call of LLM"))
 
     @classmethod
-    def from_composed(cls, composed: Composed, checkpoint: Checkpoint | None = None) -> LLM:
-        """From settings that were composed already (`core.run`)."""
+    def from_composed(cls, composed: Composed, resolved: Resolved | None = None) -> LLM:
+        """From settings that were composed already (`core.run`), and decided if given."""
         llm = cls.__new__(cls)
-        llm._start(composed, checkpoint)
+        llm._start(composed, resolved)
         return llm
 
-    def _start(self, composed: Composed, checkpoint: Checkpoint | None = None) -> None:
-        checkpoint = checkpoint or open_checkpoint(composed.config.model, seed=composed.config.seed)
-        if checkpoint.folder and any(key.startswith("model.config") for key in composed.explicit):
-            raise ValueError(
-                f"model.config has no effect beside {checkpoint.folder}/config.json: change that file, or leave it out"
-            )
-        self.resolved: Resolved = resolve(composed, checkpoint, composed.registry)
-        self.tokenizer = checkpoint.tokenizer()  # before the engine: if it fails, nothing is to be given back
+    def _start(self, composed: Composed, resolved: Resolved | None = None) -> None:
+        self.resolved: Resolved = resolved or decide(composed)
+        self.tokenizer = self.resolved.checkpoint.tokenizer()  # before the engine: if it fails, nothing is to be given back
         self.engine: Engine = build_engine(self.resolved, composed.registry)
         self._prompts: dict[int, tuple[Request, str | None]] = {}  # of add_request, not yet reported as finished
         self._finalizer = weakref.finalize(self, self.engine.executor.close)

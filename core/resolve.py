@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from core import limits as sizes
-from core.checkpoint import Checkpoint
+from core import machine
+from core.capabilities import SLOTS
+from core.checkpoint import Checkpoint, open_checkpoint
 from core.config import Composed, given_count
 from core.errors import did_you_mean
-from core.interfaces import Component, Probe
-from core.negotiate import Fact, Part, negotiate, show
+from core.facts import asked_for, settled
+from core.interfaces import Component, Constraint, Probe
+from core.negotiate import Fact, Part, Ways, negotiate, show
 from core.plugins import Found, Registry
 from core.plugins.checks import KINDS
 from core.plugins.loading import find, missing, run_probe
 from core.resolved import Choice, Resolved, describe
+from core.vocabulary import loads_that
 
-__all__ = ["CapabilityError", "Choice", "Resolved", "describe", "resolve"]
+__all__ = ["CapabilityError", "Choice", "Resolved", "decide", "describe", "resolve"]
 
 
 class CapabilityError(ValueError):
@@ -34,6 +38,19 @@ class CapabilityError(ValueError):
         super().__init__(
             "this configuration cannot run:\n" + "\n".join(f"- {r}" for r in reasons) if reasons[1:] else reasons[0]
         )
+
+
+def decide(composed: Composed, checkpoint: Checkpoint | None = None) -> Resolved:
+    """Open the model's files (unless given) and resolve: everything that can refuse a run before torch is imported.
+
+    Raises ValueError for a model that cannot be opened, else as `resolve`.
+    """
+    checkpoint = checkpoint or open_checkpoint(composed.config.model, seed=composed.config.seed)
+    if checkpoint.folder and any(key.startswith("model.config") for key in composed.explicit):
+        raise ValueError(
+            f"model.config has no effect beside {checkpoint.folder}/config.json: change that file, or leave it out"
+        )
+    return resolve(composed, checkpoint, composed.registry)
 
 
 def resolve(composed: Composed, checkpoint: Checkpoint, registry: Registry) -> Resolved:
@@ -53,37 +70,17 @@ class _Candidate:
 
 class _Resolver:
     def __init__(self, composed: Composed, checkpoint: Checkpoint, registry: Registry) -> None:
-        from core import device
-
         self.composed, self.config, self.checkpoint, self.registry = composed, composed.config, checkpoint, registry
-        self.default_threads = device.default_threads
-        self.device = device.pick(self.config.device)
+        self.absent, self.device = "", self.config.device
+        try:
+            self.device = machine.pick(self.config.device)
+        except ValueError as error:  # with all other reasons
+            self.absent = str(error)
         self.on_cpu = self.device == "cpu"
         self.limits, self.notes, self.reasons = sizes.limits(composed, checkpoint.config, self.on_cpu)
-        self.facts = self._facts()
-
-    def _facts(self) -> dict[str, Fact]:
-        """What is settled: the machine, the model, and everything given explicitly."""
-        config, where = self.config, self.composed.where
-        dtype = config.dtype if config.dtype != "auto" else ("float32" if self.on_cpu else self.checkpoint.dtype)
-        why = "default on a CPU" if self.on_cpu else "of the checkpoint"
-        chosen = "device=auto finds no other here" if config.device == "auto" and self.on_cpu else f"device={config.device}"
-        facts = {
-            "device": Fact(self.device.partition(":")[0], chosen),
-            "dtype": Fact(dtype, why if config.dtype == "auto" else where("dtype")),
-            "tensor_parallel_size": Fact(config.tensor_parallel_size, where("tensor_parallel_size")),
-        }
-        if size := sizes.head_size(self.checkpoint.config):
-            facts["head_size"] = Fact(size, "of the model")
-        if config.overlap != "auto":
-            facts["overlap"] = Fact(config.overlap, where("overlap"))
-        if config.graphs != "auto":
-            facts["graphs"] = Fact(config.graphs == "on", where("enforce_eager" if config.enforce_eager else "graphs"))
-        if (block_size := config.kv_allocator.block_size) != "auto":
-            facts["block_size"] = Fact(block_size, where("kv_allocator.block_size"))
-        given = config.sampling.params().given
-        values = {**{name: getattr(config.sampling, name, None) for name in given}, **config.sampling.theirs}
-        return facts | {f"sampling.{name}": Fact(values[name], where(f"sampling.{name}")) for name in given}
+        self.reasons = [*filter(None, [self.absent]), *self.reasons]
+        self.facts = settled(composed, checkpoint, self.device, self.limits)
+        self.asked = {key for found in registry.components.values() for key in found.component.capabilities}
 
     def resolved(self) -> Resolved:
         if self.config.graphs == "on" and self.on_cpu:
@@ -112,7 +109,7 @@ class _Resolver:
             compile=bool(config.compile),
             fused=self._fused(),
             seed=config.seed,
-            cpu_threads=given_count(config.cpu_threads) or self.default_threads(),
+            cpu_threads=given_count(config.cpu_threads) or machine.default_threads(),
             checkpoint=self.checkpoint,
             notes=tuple(self.notes),
             registry=self.registry,
@@ -178,8 +175,17 @@ class _Resolver:
                 reasons += [f"{kind}={item.component.name}: {probes[kind].problem}"] if probes[kind].problem else []
             parts.append(Part(item, capabilities))
         defaults = {"block_size": 16, "overlap": int(not self.on_cpu), "graphs": not self.on_cpu}
-        values, refused = negotiate(parts, self.facts, defaults, self._alternatives)
+        facts = self._with_slots(found, {key for part in parts for key in part.capabilities})
+        values, refused = negotiate(parts, facts, defaults, self._ways(found))
         return _Candidate(found, probes, values, refused + reasons)
+
+    def _with_slots(self, found: Mapping[str, Found], keys: set[str]) -> dict[str, Fact]:
+        sources = {kind: self._source(kind) for kind in found}
+        return self.facts | asked_for(keys | self.asked, found, sources, self.checkpoint.config)
+
+    def _source(self, kind: str) -> str:
+        """Who chose this slot's option."""
+        return "auto" if self.composed.choices[kind] == "auto" else self.composed.where(kind)
 
     def _settings(self, kind: str, found: Found) -> Any:
         """Given for the option that is named; an option that auto picked has its defaults."""
@@ -188,16 +194,35 @@ class _Resolver:
     def _device_fits(self, component: Component) -> bool:
         """A probe may import what only works on its own device."""
         wanted = component.capabilities.get("device")
-        return wanted is None or wanted.ok(self.facts["device"].value)
+        return not self.absent and (wanted is None or wanted.ok(self.facts["device"].value))
 
-    def _alternatives(self, part: Part, key: str, value: Any) -> list[str]:
-        """Other options of the slot that accept the value: those that accept everything else too, if there are any."""
-        kind, own = part.found.component.kind, part.found.component.name
-        others = [f.component for f in self.registry.options(kind) if f.component.name != own and kind != "arch"]
-        others = [c for c in others if not missing(c) and (key not in c.capabilities or c.capabilities[key].ok(value))]
-        facts = {k: fact.value for k, fact in self.facts.items()}
-        fitting = [c for c in others if all(want.ok(facts[k]) for k, want in c.capabilities.items() if k in facts)]
-        return [c.name for c in sorted(fitting or others, key=_rank)]
+    def _ways(self, found: Mapping[str, Found]) -> Ways:
+        """Other options, of the slot that is asked about and of the one that asks, under which a refusal would not stand."""
+
+        def ways(part: Part, key: str, want: Constraint, got: Fact) -> list[str]:
+            owner, _, name = key.partition(".")
+            ours = self._others(
+                part.found.component.kind, found, lambda c: key not in c.capabilities or c.capabilities[key].ok(got.value)
+            )
+            if owner == "load":
+                return [*(f"load={load}" for load in loads_that(want.ok)), *ours]
+            if owner not in SLOTS:
+                return ours
+            theirs = self._others(owner, found, lambda c: want.ok(c.provides.get(name) if name else c.name))
+            return [*theirs, *ours]
+
+        return ways
+
+    def _others(self, kind: str, found: Mapping[str, Found], accepts: Callable[[Component], bool]) -> list[str]:
+        """The first three options of a slot but its present one: those that accept everything else too, if there are any."""
+        others = [f for f in self.registry.options(kind) if f.component.name != found[kind].component.name and kind != "arch"]
+        others = [f for f in others if not missing(f.component) and accepts(f.component)]
+        fitting = [f for f in others if self._fits(f, {**found, kind: f})]
+        return [f"{kind}={f.component.name}" for f in sorted(fitting or others, key=lambda f: _rank(f.component))][:3]
+
+    def _fits(self, found: Found, all_found: Mapping[str, Found]) -> bool:
+        facts = self._with_slots(all_found, set())
+        return all(want.ok(facts[key].value) for key, want in found.component.capabilities.items() if key in facts)
 
     def _choice(self, kind: str, best: _Candidate, block_size: int) -> Choice:
         found, settings = best.found[kind], self._settings(kind, best.found[kind])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
-from core.errors import did_you_mean
-from core.loads import LoadSettings
+from core.errors import ConfigError, did_you_mean
+from core.loads import LoadSettings, filled_labels
 from core.plugins import Registry
 
 AUTO_KINDS = ("attention", "arch", "executor")  # may be left to core.resolve
@@ -36,6 +37,17 @@ def model_settings() -> type:
 def preset_settings() -> dict[str, type]:
     """The groups whose options are YAML presets, and the settings that they fill."""
     return {"model": model_settings(), "load": LoadSettings}
+
+
+def loads_that(fill: Callable[[Any], bool]) -> list[str]:
+    """Names of the presets in conf/load/ that fill labels which satisfy `fill`."""
+    names, base = [], OmegaConf.structured(LoadSettings)
+    for file in sorted((conf_dir() / "load").glob("*.yaml")):
+        node = {key: value for key, value in plain(OmegaConf.load(file)).items() if key != "defaults"}
+        with suppress(ConfigError):  # a preset that needs more, such as the file of a trace
+            if fill(filled_labels(OmegaConf.to_object(OmegaConf.merge(base, node)))):  # type: ignore[arg-type]
+                names.append(file.stem)
+    return names
 
 
 def option_names(kind: str, registry: Registry) -> list[str]:

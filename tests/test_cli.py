@@ -27,7 +27,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Composed]:
     """What the task was called with; the current folder is an empty one."""
     seen: list[Composed] = []
 
-    def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
+    def run_job(composed: Composed, run_dir: Path, resolved: None) -> dict[str, Any]:
         assert run_dir.is_dir()
         seen.append(composed)
         print("answer")
@@ -35,6 +35,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Composed]:
         return {}
 
     monkeypatch.setattr(app, "run_job", run_job)
+    monkeypatch.setattr("core.resolve.decide", lambda composed: None)  # the models of these tests have no files
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("INFERLAB_DEBUG", raising=False)
     return seen
@@ -111,7 +112,7 @@ def test_how_a_job_ends(
 ) -> None:
     """Hydra would print the overrides and a traceback first."""
 
-    def run_job(composed: Composed, run_dir: Path) -> None:
+    def run_job(composed: Composed, run_dir: Path, resolved: None) -> None:
         raise error
 
     monkeypatch.setattr(app, "run_job", run_job)

@@ -32,7 +32,7 @@ from core.files import write_json
 from core.interfaces import PROJECT, SamplingParams
 from core.llm import LLM
 from core.loads import Load, draw_load
-from core.resolve import describe
+from core.resolve import Resolved, decide, describe
 
 log = logging.getLogger(PROJECT)
 TEMPERATURE = 0.6  # where sampling.temperature is not given
@@ -42,9 +42,9 @@ WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 class Bench:
     """An engine and the loads that it runs. Runs are numbered: each number has prompts of its own."""
 
-    def __init__(self, composed: Composed) -> None:
+    def __init__(self, composed: Composed, resolved: Resolved) -> None:
         self.config = composed.config
-        self.llm = LLM.from_composed(composed)
+        self.llm = LLM.from_composed(composed, resolved)
         self.resolved, self.where = self.llm.resolved, torch.device(self.llm.resolved.device)
 
     def load(self, number: int) -> tuple[Load, list[SamplingParams]]:
@@ -91,7 +91,7 @@ class Bench:
         return check_params(params, self.resolved.choices["sampler"])
 
 
-def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
+def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None) -> dict[str, Any]:
     """Run the task; what result.json holds. bench.json holds the benchmark alone, with what it was run on."""
     for name in ("bench.json", "result.json"):  # a failing run must not be taken for an older one
         (run_dir / name).unlink(missing_ok=True)
@@ -99,7 +99,8 @@ def run_job(composed: Composed, run_dir: Path) -> dict[str, Any]:
     if composed.config.bench.peer:
         import_vllm()
         composed = replace(composed, config=replace(composed.config, gpu_memory_utilization=share))
-    bench = Bench(composed)
+        resolved = replace(resolved or decide(composed), gpu_memory_utilization=share)
+    bench = Bench(composed, resolved or decide(composed))
     with bench.llm as llm:
         start = time.perf_counter() - started
         summary, choices = describe(llm.resolved)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from packaging.requirements import InvalidRequirement, Requirement
 
 from core import hooks
+from core.capabilities import FACTS, SLOTS, unknown_keys
 from core.errors import did_you_mean
 from core.interfaces import (
     API_VERSION,
@@ -77,7 +78,7 @@ def hook_problems(manager: pluggy.PluginManager, plugin: Any) -> Iterator[str]:
             continue
         if options is None:
             yield f"{name} lacks the decorator: @hookimpl from core.interfaces"
-        elif name == "inferlab_build" and not (options["wrapper"] or options["hookwrapper"]):
+        elif name == "inferlab_build" and not options["wrapper"]:
             yield "inferlab_build must be a wrapper: @hookimpl(wrapper=True), then `part = yield; return part`"
         known = inspect.signature(getattr(hooks, name)).parameters
         for argument in inspect.signature(getattr(plugin, name)).parameters:
@@ -106,6 +107,9 @@ def component_problems(component: Any) -> Iterator[str]:
             Requirement(text)
         except InvalidRequirement:
             yield f"{label}: requires {text!r}, which is no requirement such as module>=1.2"
+    for key in unknown_keys(component.capabilities):
+        hint = did_you_mean(key, (*FACTS, *SLOTS))
+        yield f"{label}: nothing is known as {key!r}, so this capability would never be checked{hint}"
     yield from _settings_problems(label, component)
 
 

@@ -61,12 +61,11 @@ def find(module: str) -> ModuleSpec | None:
 
 
 def _version(module: str) -> str | None:
-    for name in (module, *metadata.packages_distributions().get(module.partition(".")[0], ())):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:  # which distribution owns a module is answered by reading all of them: slow
+        owners = metadata.packages_distributions().get(module.partition(".")[0], ())
+    return next((metadata.version(name) for name in owners), None)
 
 
 def load(component: Component) -> type:

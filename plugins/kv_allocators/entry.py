@@ -13,6 +13,7 @@ def inferlab_components() -> Iterable[Component]:
         target="plugins.kv_allocators.block_hash:BlockHash",
         settings=KVSettings,
         summary="blocks shared by content: chained hashes, reference counts, lazy invalidation (prefix cache)",
+        provides={"prefix_cache": True},
     )
     yield Component(
         kind="kv_allocator",
@@ -20,4 +21,5 @@ def inferlab_components() -> Iterable[Component]:
         target="plugins.kv_allocators.paged:Paged",
         settings=KVSettings,
         summary="blocks of one request each, nothing shared",
+        provides={"prefix_cache": False},
     )
