@@ -14,7 +14,7 @@ from typing import Any
 
 from core import limits as sizes
 from core import machine
-from core.capabilities import SLOTS
+from core.capabilities import SLOTS, Includes
 from core.checkpoint import Checkpoint, open_checkpoint
 from core.config import Composed, given_count
 from core.errors import did_you_mean
@@ -205,13 +205,20 @@ class _Resolver:
                 part.found.component.kind, found, lambda c: key not in c.capabilities or c.capabilities[key].ok(got.value)
             )
             if owner == "load":
-                return [*(f"load={load}" for load in loads_that(want.ok)), *ours]
+                return [*self._loads(want), *ours]
             if owner not in SLOTS:
                 return ours
             theirs = self._others(owner, found, lambda c: want.ok(c.provides.get(name) if name else c.name))
             return [*theirs, *ours]
 
         return ways
+
+    def _loads(self, want: Constraint) -> list[str]:
+        """Loads whose requests carry these labels; where load.labels is given, that is what to change."""
+        fitting = loads_that(want.ok)[:3]
+        if fitting and isinstance(want, Includes) and "load.labels" in self.composed.sources:
+            return [f"load.labels=[{','.join(want.values)}]"]
+        return [f"load={load}" for load in fitting]
 
     def _others(self, kind: str, found: Mapping[str, Found], accepts: Callable[[Component], bool]) -> list[str]:
         """The first three options of a slot but its present one: those that accept everything else too, if there are any."""

@@ -11,7 +11,6 @@ import pytest
 
 from core import machine
 from core.capabilities import AtLeast, Includes, MultipleOf, OneOf, unknown_keys
-from core.loads import LoadSettings
 from core.negotiate import name_of, show
 from tests.plugins_fixtures import Site
 from tests.test_resolve import reasons, resolved
@@ -93,8 +92,8 @@ PAIRS: dict[str, tuple[str, list[str], str]] = {  # what clashes: a component's 
     "scheduler x load": (
         '"scheduler", "acme", capabilities={"load.labels": Includes("client", "shoe_size")}',
         ["scheduler=acme", "task=bench"],
-        "scheduler=acme needs the labels of the load to include client and shoe_size, got none (load=offline, default); "
-        "way out: scheduler=fcfs or scheduler=mixed",
+        "scheduler=acme needs the labels of the load to include client and shoe_size, got client, deadline, "
+        "expected_tokens, priority (load=offline, default); way out: scheduler=fcfs or scheduler=mixed",
     ),
     "scheduler x limit": (
         '"scheduler", "acme", capabilities={"max_num_seqs": AtLeast(8)}',
@@ -171,15 +170,18 @@ def test_auto_finds_what_another_slot_needs(site: Site) -> None:
     assert reasons("arch=acme", "attention=sdpa")[0].endswith("way out: attention=ring")
 
 
-def test_a_load_with_the_labels_is_offered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_with_the_labels_is_offered(site: Site) -> None:
     """Labels are asked for in a benchmark only: from Python, each request brings its own."""
-    add(site, PAIRS["scheduler x load"][0])
-    assert resolved("scheduler=acme").choices["scheduler"].component.name == "acme"
-    labels = property(lambda load: ("client", "shoe_size") if load.num_requests == 16 else ())
-    monkeypatch.setattr(LoadSettings, "labels", labels)
-    (reason,) = reasons("scheduler=acme", "task=bench")
-    assert "got none (load=offline, default); way out: load=batch16 or scheduler=fcfs" in reason
-    assert resolved("scheduler=acme", "task=bench", "load=batch16").choices["scheduler"].component.name == "acme"
+    add(site, '"scheduler", "acme", capabilities={"load.labels": Includes("client", "deadline")}')
+    (site.path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 4, "output_length": 2, "hash_ids": [1]}\n')
+    trace = ["scheduler=acme", "task=bench", "load=trace", f"load.file={site.path}/trace.jsonl"]
+    assert resolved("scheduler=acme", "load.labels=[]").choices["scheduler"].component.name == "acme"
+    (reason,) = reasons(*trace)
+    assert "include client and deadline, got deadline, expected_tokens, priority (load=trace, from the command" in reason
+    assert "way out: load=batch16 or load=bimodal or load=clients or scheduler=fcfs" in reason
+    (reason,) = reasons(*trace[:2], "load.labels=[client]")
+    assert "got client (load=offline, from the command line); way out: load.labels=[client,deadline] or sched" in reason
+    assert resolved("scheduler=acme", "task=bench").choices["scheduler"].component.name == "acme"
 
 
 def test_torch_is_not_loaded_for_a_clash(site: Site) -> None:
