@@ -40,7 +40,7 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
     info = f"inferlab-{PROJECT['version']}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"core", "plugins", info}
     for folder, inside in (("core", "core"), ("plugins", "plugins"), ("conf", "core/_conf")):
-        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".yaml")]
+        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".yaml", ".txt")]
         assert files
         assert {f"{inside}/{p.relative_to(ROOT / folder).as_posix()}" for p in files} <= names
     entries = zipfile.ZipFile(wheel).read(f"{info}/entry_points.txt").decode()

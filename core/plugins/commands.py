@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from core.errors import did_you_mean, message
@@ -18,6 +19,7 @@ COMMANDS = {
     "describe": "one option: settings, capabilities, requirements, source, presets, examples",
     "check": "everything that can be wrong with a plugin; exit code 1 if there is an error",
     "hooks": "every hook: what it is for, and which plugins implement it",
+    "new": "a complete package for an option of your own; it works when installed as it is",
 }
 
 
@@ -41,6 +43,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
             )
     made["describe"].add_argument("kind", metavar="KIND", help="scheduler, kv_allocator, attention, arch, sampler, executor")
     made["describe"].add_argument("name", metavar="NAME", help="the word on the command line of a run")
+    made["new"].add_argument("name", metavar="NAME", help="of the distribution, the plugin and the option")
+    made["new"].add_argument("--kind", required=True, metavar="KIND", help="scheduler, kv_allocator, attention, arch, sampler")
+    made["new"].add_argument("--dir", default=".", metavar="DIR", help="where the folder NAME is made (default: here)")
     what = made["check"].add_mutually_exclusive_group()
     what.add_argument("name", nargs="?", metavar="NAME", help="a plugin, a distribution or an option")
     what.add_argument("--all", action="store_true", help="every plugin and the environment (the default)")
@@ -85,7 +90,7 @@ def _parse(arguments: list[str], prog: str) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> tuple[str, int]:
-    registry = survey(tuple(sorted(options.block)))
+    registry = survey(tuple(sorted(getattr(options, "block", ()))))
     data, text, code = globals()[f"_{options.command}"](registry, options)
     return (json.dumps(data, indent=1) if options.json else text()), code
 
@@ -121,3 +126,10 @@ def _check(registry: Registry, options: argparse.Namespace) -> Answer:
     findings = diagnose(registry, plugins, everything=options.name is None)
     data = as_data(plugins, findings)
     return data, lambda: as_text(data), int(data["errors"] > 0)
+
+
+def _new(registry: Registry, options: argparse.Namespace) -> Answer:
+    from core.plugins.new import create, created_text
+
+    data = create(registry, options.name, options.kind, Path(options.dir))
+    return data, lambda: created_text(data), 0
