@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.clean_env import clean as clean
+from tests.clean_env import wheel as wheel
 from tests.plugins_fixtures import site as site
 
 

@@ -20,20 +20,6 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the tree, without network."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in ("core", "plugins", "conf", "tests"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    code = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return next((tree / "dist").glob("inferlab-*.whl"))
-
-
 def test_what_the_wheel_holds(wheel: Path) -> None:
     """core and plugins only, whole, with conf/ as core/_conf; no tests, which are named too generally to be installed."""
     names = set(zipfile.ZipFile(wheel).namelist())
