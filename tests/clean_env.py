@@ -79,7 +79,8 @@ def theirs() -> Iterator[Path]:
     for folder in map(Path, sys.path):
         if folder.name in ("site-packages", "dist-packages") and folder.is_dir():
             for item in folder.iterdir():
-                if item.suffix != ".pth" and item.name not in hidden and not item.name.startswith(("inferlab-", "__editable__")):
+                ours = item.name in hidden or item.name.startswith(("inferlab-", "__editable__"))
+                if not ours and item.suffix != ".pth":
                     yield item
 
 

@@ -15,15 +15,15 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from core.interfaces import Component, HostContext, Request, Scheduler, Step, hookimpl
+from core.interfaces import Component, HostContext, Request, Scheduler, Step, hookimpl, setting
 
 
 @dataclass
 class Settings:
     """Longest cached prefix first."""
 
-    patience: int = 64  # how often later requests may overtake a waiting one; 0: strictly in order of arrival
-    lookahead: int = 256  # the oldest waiting requests that are compared in a step; 0: all of them
+    patience: int = setting(64, "how often later ones may overtake a waiting one; 0: strictly in order of arrival", "requests")
+    lookahead: int = setting(256, "the oldest waiting ones that are compared in a step; 0: all of them", "requests")
 
     def __post_init__(self) -> None:
         for name in ("patience", "lookahead"):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from core.interfaces import Component, OneOf, hookimpl
+from core.interfaces import Component, OneOf, hookimpl, setting
 
 
 @dataclass
 class RequestSettings:
     """What a request may say beyond the common parameters: SamplingParams(repetition_penalty=1.3)."""
 
-    repetition_penalty: float = 1.0  # > 1 makes tokens that the text holds already less likely, < 1 more; 1 is off
+    repetition_penalty: float = setting(1.0, "> 1 makes tokens that the text holds already less likely, < 1 more; 1 is off")
 
     def __post_init__(self) -> None:
         value = self.repetition_penalty

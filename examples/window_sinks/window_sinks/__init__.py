@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from core.interfaces import Component, OneOf, hookimpl
+from core.interfaces import Component, OneOf, hookimpl, setting
 
 
 @dataclass
 class Settings:
     """Position p sees the last `window` positions up to p, and the first `sinks` of the text."""
 
-    window: int = 1024  # positions, the query's own included
-    sinks: int = 4  # leading positions that stay visible; 0: none
+    window: int = setting(1024, "the last ones that a query sees, its own included", "positions")
+    sinks: int = setting(4, "leading ones that stay visible; 0: none", "positions")
 
     def __post_init__(self) -> None:
         if self.window < 1:
