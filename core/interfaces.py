@@ -69,7 +69,8 @@ class Component:
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
     """Facts for others: architectures, gguf_architectures (arch), auto_rank (highest goes first), auto_reason (what was
-    measured), wants_history (sampler), prefix_cache (kv_allocator), and any that capabilities name as "SLOT.NAME"."""
+    measured), wants_history (sampler), prefix_cache (kv_allocator), max_wait_steps and max_overtaken (scheduler, see
+    docs/testing.md), and any that capabilities name as "SLOT.NAME"."""
     probe: str = ""  # "module:function", called with the settings -> Probe; only when chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 

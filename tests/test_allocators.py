@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.interfaces import HostContext, KVAllocator, KVSettings, Limits
 from plugins.kv_allocators.block_hash import BlockHash
-from tests.fake import ALLOCATORS, VirtualClock
+from core.testing.fake import VirtualClock
+from tests.fake import ALLOCATORS
 
 BLOCK = 3
 

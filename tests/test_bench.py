@@ -21,7 +21,8 @@ from core.bench.task import run_job
 from core.config import compose
 from core.interfaces import Drawn, Limits, Sampled, SamplingParams, StepPlan
 from core.loads import Load, LoadSettings, draw_load
-from tests.fake import FakeExecutor, VirtualClock, make_engine
+from core.testing.fake import FakeExecutor, VirtualClock
+from tests.fake import make_engine
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("load.num_requests=3", "load.input_min=6", "load.input_max=20", "load.output_min=2", "load.output_max=6")

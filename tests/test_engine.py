@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from core.hooks import StepRecord
 from core.interfaces import Request, SamplingParams, Scheduler, Step
 from core.observers import Observers
-from tests.fake import SCHEDULERS, VOCAB, check_books, define, drive, expected, make_engine, workload
+from core.testing.fake import VOCAB, check_books, define, drive, expected, workload
+from tests.fake import SCHEDULERS, make_engine
 
 BOTH = pytest.mark.parametrize("scheduler", list(SCHEDULERS))
 OVERLAP = pytest.mark.parametrize("overlap", [0, 1])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake import ALLOCATORS, SCHEDULERS, drive, expected, make_engine, workload
+from core.testing.fake import drive, expected, workload
+from tests.fake import ALLOCATORS, SCHEDULERS, make_engine
 
 BUDGETS = ((8, 2), (8, 8), (16, 4), (64, 8))  # step tokens, slots
 PRODUCT = list(itertools.product(SCHEDULERS, ALLOCATORS, (0, 1), (1, 3, 4, 16), BUDGETS))

@@ -15,7 +15,8 @@ from core.batch import lay_out, update_table
 from core.interfaces import HostContext, KVSettings, KVSpec, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder
 from plugins.kv_allocators.block_hash import BlockHash
-from tests.fake import FakeEngine, VirtualClock, drive, expected, make_engine, workload
+from core.testing.fake import FakeEngine, VirtualClock, drive, expected, workload
+from tests.fake import make_engine
 
 
 def steps_of(engine: FakeEngine) -> list[list[tuple[int, int, int]]]:

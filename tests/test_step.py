@@ -7,7 +7,8 @@ import pytest
 from core.interfaces import HostContext, KVSettings, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder, shared_blocks
 from plugins.kv_allocators.block_hash import BlockHash
-from tests.fake import VirtualClock, make_engine
+from core.testing.fake import VirtualClock
+from tests.fake import make_engine
 
 
 def seats(blocks: int = 8, slots: int = 3) -> Seats:

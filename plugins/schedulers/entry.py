@@ -38,6 +38,7 @@ def inferlab_components() -> Iterable[Component]:
         target="plugins.schedulers.fcfs:Fcfs",
         settings=FcfsSettings,
         summary="prompts first in order of arrival, chunked; the last to come gives way (nano-vLLM's policy)",
+        provides={"max_wait_steps": "decode_after", "max_overtaken": 0},
     )
     yield Component(
         kind="scheduler",
@@ -45,4 +46,5 @@ def inferlab_components() -> Iterable[Component]:
         target="plugins.schedulers.mixed:Mixed",
         settings=MixedSettings,
         summary="every running request first, prompt chunks with what is left of the budget",
+        provides={"max_wait_steps": 0, "max_overtaken": 0},
     )
