@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.interfaces import HostContext, KVAllocator, KVSettings, Limits
-from plugins.kv_allocators.block_hash import BlockHash
 from core.testing.fake import VirtualClock
+from plugins.kv_allocators.block_hash import BlockHash
 from tests.fake import ALLOCATORS
 
 BLOCK = 3

@@ -14,8 +14,8 @@ import xxhash
 from core.batch import lay_out, update_table
 from core.interfaces import HostContext, KVSettings, KVSpec, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder
-from plugins.kv_allocators.block_hash import BlockHash
 from core.testing.fake import FakeEngine, VirtualClock, drive, expected, workload
+from plugins.kv_allocators.block_hash import BlockHash
 from tests.fake import make_engine
 
 

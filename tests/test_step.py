@@ -6,8 +6,8 @@ import pytest
 
 from core.interfaces import HostContext, KVSettings, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder, shared_blocks
-from plugins.kv_allocators.block_hash import BlockHash
 from core.testing.fake import VirtualClock
+from plugins.kv_allocators.block_hash import BlockHash
 from tests.fake import make_engine
 
 

@@ -123,7 +123,9 @@ class AllocatorSuite(Suite):
             for n in range(1, 4 * size + 1):
                 hits = kv.match(tokens[:n], [])
                 assert hits == blocks[: n // size], f"of {n} tokens in blocks of {size}, {len(hits)} blocks are found"
-                assert kv.match([*tokens[: n - 1], 7], []) == blocks[: (n - 1) // size], "a block with another last token is found"
+                assert kv.match([*tokens[: n - 1], 7], []) == blocks[: (n - 1) // size], (
+                    "a block with another last token is found"
+                )
 
     def test_a_block_is_found_behind_its_own_parent_only(self) -> None:
         """B18: [A, B] and [C] are cached; of [C, B] only C is found, of [B] nothing."""

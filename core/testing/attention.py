@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from core.device import pick as pick_device
 from core.interfaces import AttentionBackend, DeviceContext, Limits
 from core.parallel import Solo
 from core.testing.paged import PADDING, Shape, Trial, causal, make_batch, softmax_attention
@@ -48,13 +49,12 @@ class AttentionSuite(Suite):
     @classmethod
     def device(cls) -> torch.device:
         """Where the backend runs here."""
-        fitting = ["cpu"] if cls.interpreter else cls.accepted("device", ("cpu", "cuda"))
-        if "cpu" in fitting:
+        want, here = cls.declared().capabilities.get("device"), pick_device("auto")
+        if cls.interpreter or want is None or want.ok("cpu"):
             return torch.device("cpu")
-        kind = str(fitting[0])
-        if torch.get_device_module().is_available() and torch.accelerator.current_accelerator() == torch.device(kind):
-            return torch.device(kind, 0)
-        pytest.skip(f"attention={cls.declared().name} runs on {kind}, which is not here")
+        if not want.ok(here.partition(":")[0]):
+            pytest.skip(f"attention={cls.declared().name} runs on {want}; here is {here}")
+        return torch.device(here)
 
     @classmethod
     def shape(cls, number: int) -> Shape:
@@ -174,7 +174,9 @@ class AttentionSuite(Suite):
         v = torch.arange(trial.shape.kv_heads, device=v.device).to(v.dtype)[None, :, None].expand_as(v).contiguous()
         got, want = trial.answer(0, [trial.chunk("a", 3)], (q, k, v))
         heads = [[round(float(x), 2) for x in rows.mean(dim=(0, 2))] for rows in (got.double().cpu(), want)]
-        assert heads[0] == pytest.approx(heads[1], abs=0.05), f"KV head that each query head reads: {heads[0]}, right: {heads[1]}"
+        assert heads[0] == pytest.approx(heads[1], abs=0.05), (
+            f"KV head that each query head reads: {heads[0]}, right: {heads[1]}"
+        )
 
     @NUMBERS
     @pytest.mark.parametrize("reader_first", [True, False])
@@ -262,7 +264,8 @@ class AttentionSuite(Suite):
         """Combinations of declared values other than those above."""
         rng = seeded("shape", number)
         sizes, heads = self.accepted("block_size", (2, 5, 16, 48, 64)), self.accepted("head_size", (4, 24, 32, 96, 128))
-        shape = Shape(pick(rng, sizes), *pick(rng, HEADS), pick(rng, heads), self.shape(number).dtype)
+        query_heads, kv_heads = pick(rng, HEADS)
+        shape = Shape(pick(rng, sizes), query_heads, kv_heads, pick(rng, heads), self.shape(number).dtype)
         trial = self.trial(shape, seed=number)
         trial.step([trial.chunk("a", shape.block_size + 1), trial.chunk("b", 2), PADDING])
         trial.step([trial.chunk("a", 1), trial.chunk("b", shape.block_size), PADDING])

@@ -84,7 +84,9 @@ class Books(RuleBasedStateMachine):
         self.kv.free([*holding.blocks, 0] if hole else holding.blocks)
         idle = len(set(holding.blocks) - set(self.holders()))
         after = self.kv.audit()
-        assert after[2] == held - idle and after[0] + after[1] == free + reusable + idle, "free gave back more or less than was held"
+        assert after[2] == held - idle and after[0] + after[1] == free + reusable + idle, (
+            "free gave back more or less than was held"
+        )
 
     @rule(everything=st.booleans())
     def forget(self, everything: bool) -> None:
@@ -147,5 +149,3 @@ def keep_books(make: Maker, sizes: Sequence[int], examples: int, steps: int) -> 
     """Run the machine. make(usable blocks, tokens per block)."""
     machine = type("Books", (Books,), {"make": staticmethod(make), "sizes": sizes})
     run_state_machine_as_test(machine, settings=machine_settings(examples, steps))
-
-

@@ -92,7 +92,9 @@ class Life(RuleBasedStateMachine):
 def check_request(request: Request) -> None:
     """It has ended, and has drawn the definition's tokens as far as it went."""
     got, prompt = request.tokens[request.num_prompt :], request.tokens[: request.num_prompt]
-    assert request.finish_reason in ("length", "stop", "abort"), f"request {request.id}: {request.finish_reason}: {request.message}"
+    assert request.finish_reason in ("length", "stop", "abort"), (
+        f"request {request.id}: {request.finish_reason}: {request.message}"
+    )
     whole = define(prompt, request.params, request.limit)
     want = whole[: len(got)] if request.finish_reason == "abort" else whole
     assert got == want, f"request {request.id} drew {got}, alone it draws {want}"

@@ -59,4 +59,6 @@ class PackagingSuite:
         assert any(text.startswith(PROJECT) for text in wanted), f'{name}: dependencies = ["{PROJECT}"] is missing'
         folders = {file.parts[0] for file in distribution.files or () if len(file.parts) > 1}
         taken = sorted(folders & set(RESERVED))
-        assert not taken, f"{name} installs a top-level package {', '.join(taken)}, as others do: put it below a name of your own"
+        assert not taken, (
+            f"{name} installs a top-level package {', '.join(taken)}, as others do: put it below a name of your own"
+        )

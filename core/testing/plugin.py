@@ -23,9 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    selection.names[:] = config.getoption("--inferlab-plugin")
+    selection.names[:] = config.getoption("--inferlab-plugin") or ()
     if (examples := config.getoption("--inferlab-examples")) is not None:
-        selection.examples[:] = [examples]
+        selection.overrides["examples"] = examples
     try:
         selection.check(selection.names)
     except ValueError as error:

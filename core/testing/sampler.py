@@ -132,8 +132,12 @@ class SamplerSuite(Suite):
     @staticmethod
     def check(counts: Array, wanted: Array, case: Any) -> None:
         odds = chi_squared_odds(counts, wanted)
-        shares = ", ".join(f"{i}: {c / counts.sum():.3f} ({p:.3f})" for i, (c, p) in enumerate(zip(counts, wanted, strict=True)))
-        assert odds > ERROR, f"{case or 'no filter'}: a fit that bad comes once in {1 / max(odds, 1e-300):.0g}; drawn (right): {shares}"
+        shares = ", ".join(
+            f"{i}: {c / counts.sum():.3f} ({p:.3f})" for i, (c, p) in enumerate(zip(counts, wanted, strict=True))
+        )
+        assert odds > ERROR, (
+            f"{case or 'no filter'}: a fit that bad comes once in {1 / max(odds, 1e-300):.0g}; drawn (right): {shares}"
+        )
 
     def test_draws_have_the_exact_distribution(self) -> None:
         """Over consecutive seeds, and over consecutive positions of one request."""
@@ -178,7 +182,9 @@ class SamplerSuite(Suite):
         rows = [{**cases[i % len(cases)], "seed": 99 + i // 3} for i in range(14)]
         logits = torch.from_numpy(rng.standard_normal((14, vocab)).astype(np.float32)) * torch.linspace(0.5, 6, 14)[:, None]
         positions = torch.arange(14) * 3 + 5
-        alone = [int(self.draw(self.admitted([rows[i]], vocab), logits[i : i + 1], None, positions[i : i + 1])) for i in range(14)]
+        alone = [
+            int(self.draw(self.admitted([rows[i]], vocab), logits[i : i + 1], None, positions[i : i + 1])) for i in range(14)
+        ]
         for size in (14, 5, 2):
             chosen = torch.from_numpy(rng.permutation(14)[:size])
             together = self.draw(self.admitted([rows[i] for i in chosen], vocab), logits[chosen], None, positions[chosen])

@@ -150,7 +150,9 @@ class SchedulerSuite(Suite):
                 if engine.busy:
                     engine.step()
         for engine in pair:
-            assert steps(engine) == steps(alone), "equal requests gave other steps: state is shared, or not drawn from the queue"
+            assert steps(engine) == steps(alone), (
+                "equal requests gave other steps: state is shared, or not drawn from the queue"
+            )
 
     def claim(self, name: str) -> int | None:
         """What the component claims under `name` with these settings; None if nothing."""
@@ -159,7 +161,9 @@ class SchedulerSuite(Suite):
             settings = self.new_settings()
             assert hasattr(settings, value), f"provides[{name!r}] names the setting {value}, which does not exist"
             return getattr(settings, value) or None
-        assert value is None or (isinstance(value, int) and value >= 0), f"provides[{name!r}] must be a whole number or a setting"
+        assert value is None or (isinstance(value, int) and value >= 0), (
+            f"provides[{name!r}] must be a whole number or a setting"
+        )
         return value
 
     @OVERLAPS
@@ -178,7 +182,9 @@ class SchedulerSuite(Suite):
             engine.step()
             for request in running:
                 waited[request] = 0 if request in engine.scheduler.granted else waited[request] + 1
-                assert waited[request] <= bound, f"request {request.id} was passed over in {waited[request]} steps, claimed: {bound}"
+                assert waited[request] <= bound, (
+                    f"request {request.id} was passed over in {waited[request]} steps, claimed: {bound}"
+                )
 
     def test_waiting_requests_are_overtaken_no_more_than_claimed(self) -> None:
         """`max_overtaken`: short and long prompts keep arriving, and each is admitted in time."""

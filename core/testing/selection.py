@@ -15,7 +15,7 @@ from core.plugins import Plugin, PluginError, Registry, discover
 from core.testing import KINDS, SUITES
 
 names: list[str] = []  # as given on the command line
-examples: list[int] = []  # likewise; none: the suites' own
+overrides: dict[str, Any] = {}  # likewise: attributes of every suite
 
 
 def meant(registry: Registry, name: str) -> tuple[list[Plugin], list[Component]]:
@@ -35,18 +35,17 @@ def meant(registry: Registry, name: str) -> tuple[list[Plugin], list[Component]]
     )
 
 
-def suites() -> Iterator[tuple[str, type[Any]]]:
-    """(name of the test class, the class)"""
+def suites(chosen: Sequence[str], **attributes: Any) -> Iterator[tuple[str, type[Any]]]:
+    """(name of the test class, the class) for names of plugins, distributions and components; `attributes` for each class."""
     registry = discover()
     done: dict[str, type[Any]] = {}
-    for name in names:
+    for name in chosen:
         plugins, components = meant(registry, name)
         for plugin in plugins:
-            done[_title("plugin", plugin.name)] = _suite("PackagingSuite", {"name": plugin.name})
+            done[_title("plugin", plugin.name)] = _suite("PackagingSuite", {"name": plugin.name} | attributes)
         for component in components:
             given: dict[str, Any] = {"name": component.name, "component": component}
-            given |= {"examples": examples[-1]} if examples else {}
-            done[_title(component.kind, component.name)] = _suite(KINDS[component.kind], given)
+            done[_title(component.kind, component.name)] = _suite(KINDS[component.kind], given | attributes)
     yield from done.items()
 
 

@@ -7,5 +7,7 @@ import pytest
 from core.testing import selection
 
 if not selection.names:
-    raise pytest.UsageError("say which plugin is to be tested: -p core.testing.plugin --pyargs core.testing --inferlab-plugin NAME")
-globals().update(selection.suites())
+    raise pytest.UsageError(
+        "say which plugin is to be tested: -p core.testing.plugin --pyargs core.testing --inferlab-plugin NAME"
+    )
+globals().update(selection.suites(selection.names, **selection.overrides))

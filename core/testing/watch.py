@@ -29,9 +29,13 @@ class WatchedAllocator(KVAllocator):
         before = self.inner.audit()
         blocks = self.inner.allocate(count, hits)
         if blocks is None:
-            assert self.inner.audit() == before, f"allocate({count}, hits={list(hits)}) refused and changed the books all the same"
+            assert self.inner.audit() == before, (
+                f"allocate({count}, hits={list(hits)}) refused and changed the books all the same"
+            )
             return None
-        assert len(blocks) == len(hits) + count, f"allocate gave {len(blocks)} blocks, not {len(hits)} hits and {count} fresh ones"
+        assert len(blocks) == len(hits) + count, (
+            f"allocate gave {len(blocks)} blocks, not {len(hits)} hits and {count} fresh ones"
+        )
         assert all(1 <= b <= self.context.num_blocks for b in blocks), f"ids must be 1 to {self.context.num_blocks}: {blocks}"
         assert len(set(blocks)) == len(blocks), f"a block was handed out twice in one answer: {blocks}"
         held = [b for b in blocks[len(hits) :] if self.holders[b]]
@@ -53,7 +57,9 @@ class WatchedAllocator(KVAllocator):
     def audit(self) -> tuple[int, int, int]:
         free, reusable, held = self.inner.audit()
         pool, mine = self.context.num_blocks, sum(count > 0 for count in self.holders.values())
-        assert free + reusable + held == pool, f"the books do not balance: {free} free + {reusable} reusable + {held} held != {pool}"
+        assert free + reusable + held == pool, (
+            f"the books do not balance: {free} free + {reusable} reusable + {held} held != {pool}"
+        )
         assert held == mine, f"audit says that {held} blocks are held; {mine} have a holder"
         return free, reusable, held
 
@@ -92,7 +98,9 @@ class WatchedStep:
     def grant(self, request: Request, limit: int | None = None, *, whole: bool = False, reserve: int = 0) -> int:
         self._watch.check_known(request)
         self._asked += 1
-        assert self._asked <= self._most, f"{self._asked} grants were asked for in one step with {len(self._watch.known)} requests"
+        assert self._asked <= self._most, (
+            f"{self._asked} grants were asked for in one step with {len(self._watch.known)} requests"
+        )
         self._watch.check_untouched([request])
         count = self._step.grant(request, limit, whole=whole, reserve=reserve)
         self._watch.note(request)
@@ -155,8 +163,12 @@ class WatchedScheduler(Scheduler):
         self.known[request] = _state(request)
 
     def check_known(self, request: Request) -> None:
-        assert request in self.known, f"request {request.id} was removed (or never added), and the scheduler still works with it"
+        assert request in self.known, (
+            f"request {request.id} was removed (or never added), and the scheduler still works with it"
+        )
 
     def check_untouched(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            assert _state(request) == self.known[request], f"the scheduler wrote to request {request.id}: seat, tokens and draft are not its own"
+            assert _state(request) == self.known[request], (
+                f"the scheduler wrote to request {request.id}: seat, tokens and draft are not its own"
+            )
