@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import device
+from core import device, machine
 from core.checkpoint import Checkpoint
 from core.config import compose
 from core.interfaces import KVSpec, MultipleOf, OneOf, Prologue
@@ -46,6 +46,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(device, "available_cuda", lambda: 1)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
 
 
 @pytest.fixture

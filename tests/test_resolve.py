@@ -212,7 +212,7 @@ def test_workers_use_what_the_parent_resolved(site: Site, monkeypatch: pytest.Mo
     """P5: pickled without the registry, built without discovery."""
     sent = pickle.dumps(resolved("scheduler=mixed"))
     assert len(sent) < 20_000
-    monkeypatch.setattr("core.plugins._discover", None)
+    monkeypatch.setattr("core.plugins.survey", None)
     received = pickle.loads(sent)
     assert received.registry is None
     scheduler = received.build("scheduler", HostContext(received.limits, 16, 8, lambda: 0.0))
