@@ -22,6 +22,7 @@ from core.progress import Progress, progress
 from core.prompts import Encoded, Question, encode_question, read_questions
 from core.resolve import Resolved, decide, describe
 from core.sizing import Sizing
+from core.sweep.tokens import write_tokens
 from core.text import Detokenizer
 
 log = logging.getLogger(PROJECT)
@@ -91,6 +92,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
             "interrupted": bool(stop),
         }
         result["metrics"] = plugin_metrics(composed.registry, result)
+        write_tokens(run_dir, [requests])
         write_json(file, result)
     rates = "prefill {prefill_tokens_per_s:.0f}, decode {decode_tokens_per_s:.0f} tok/s".format(**bar.rates())
     log.info("%d tokens in %.1f s (%s); %s", result["timings"]["output_tokens"], seconds, rates, file)

@@ -17,12 +17,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from core import multirun
 from core.composition import registry_for, rewrite, translate, world
 from core.config import Config, finish
 from core.errors import ConfigError, did_you_mean, message
 from core.interfaces import PROJECT
 from core.plugins import Registry
+from core.sweep.lead import Refused, lead, run_cell
+from core.sweep.plan import with_repeats
+from core.sweep.process import python
 from core.validation import Options
 from core.vocabulary import CONFIG_NAME, conf_dir, plain
 
@@ -73,9 +75,10 @@ def _main(arguments: list[str]) -> int:
 
         print(help_text(registry, metadata.version(PROJECT)))
         return 0
-    flags, folders = _config_dirs(arguments)
-    multirun.sweep.flags = flags
-    return _hydra(rewrite(arguments, registry, folders), registry)
+    lead.command = [*python("core.run"), *arguments]
+    if {"-m", "--multirun"} & set(arguments):
+        arguments = with_repeats(arguments)
+    return _hydra(rewrite(arguments, registry, _config_dirs(arguments)), registry)
 
 
 def _refuse_unknown_flags(arguments: Sequence[str]) -> None:
@@ -86,14 +89,14 @@ def _refuse_unknown_flags(arguments: Sequence[str]) -> None:
             raise ConfigError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)} Settings are given as NAME=VALUE; see --help")
 
 
-def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """--config-dir in its spellings: its presets count as known, and the jobs of a sweep need it too."""
-    flags: list[str] = []
+def _config_dirs(arguments: Sequence[str]) -> list[Path]:
+    """--config-dir in its spellings: its presets count as known."""
+    folders: list[str] = []
     for at, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name in ("--config-dir", "-cd"):
-            flags += [name, value if equals else "".join(arguments[at + 1 : at + 2])]
-    return flags, [Path(folder) for folder in flags[1::2]]
+            folders += [value] if equals else arguments[at + 1 : at + 2]
+    return [Path(folder) for folder in folders]
 
 
 def _hydra(arguments: list[str], registry: Registry) -> int:
@@ -102,10 +105,13 @@ def _hydra(arguments: list[str], registry: Registry) -> int:
     try:
         with world(Config, registry), _process(arguments):
             run()
+            lead.wait()
+    except Refused as error:
+        raise error.__cause__ or error from None
     except Exception as error:
         raise translate(error, Config, registry, [a for a in arguments if "=" in a and not a.startswith("-")]) from error
     finally:
-        code = multirun.report()
+        code = lead.report(interrupted=isinstance(sys.exception(), KeyboardInterrupt | SystemExit))
     if _errors:
         raise _errors[0]
     return code
@@ -128,7 +134,7 @@ def _process(arguments: list[str]) -> Iterator[None]:
 def _job(node: DictConfig) -> Any:
     settings = HydraConfig.get()
     if settings.mode == RunMode.MULTIRUN:
-        return multirun.cell(node, settings)  # type: ignore[arg-type]
+        return run_cell(node, settings)  # type: ignore[arg-type]
     try:
         return _run(node, settings)
     except Exception as error:

@@ -69,10 +69,17 @@ class SweepSettings:
     """Multirun (-m)."""
 
     timeout_s: float = setting(1800.0, "seconds after which a job is ended")
+    repeats: int = setting(1, "times that each cell is run, interleaved: A B C A B C; give a number, not a list")
+    repeat: int = setting(0, "number of the repeat, from 0; the sweep sets it")
+    parallel: int | str = setting("auto", "jobs at a time; auto: the number of GPUs, if the jobs use any GPU, else 1")
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"sweep.timeout_s must be > 0 seconds, got {self.timeout_s}")
+        _check_count("sweep.repeats", self.repeats, auto="")
+        _check_count("sweep.parallel", self.parallel)
+        if self.repeat < 0:
+            raise ConfigError(f"sweep.repeat must be >= 0, got {self.repeat}")
 
 
 @dataclass

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from core import device
 from core.interfaces import PROJECT
 from core.plugins import Registry
 
@@ -21,14 +20,20 @@ PACKAGES = ("inferlab", "torch", "triton", "transformers", "hydra-core", "pluggy
 
 def environment(name: str) -> dict[str, Any]:
     """`name`: the device, as torch calls it."""
+    from core import device
+
+    return {**software(), "argv": sys.argv, **device.describe(name)}
+
+
+def software() -> dict[str, Any]:
+    """What can be said without torch."""
     installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "host": platform.node(),
         "packages": {p: installed.get(p) for p in PACKAGES},
         "commit": _commit(Path(__file__).parent.parent),
-        "argv": sys.argv,
-        **device.describe(name),
     }
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """All or nothing: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(content, indent=indent, default=str) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

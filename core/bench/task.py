@@ -33,6 +33,7 @@ from core.interfaces import PROJECT, SamplingParams
 from core.llm import LLM
 from core.loads import Load, draw_load
 from core.resolve import Resolved, decide, describe
+from core.sweep.tokens import write_tokens
 
 log = logging.getLogger(PROJECT)
 TEMPERATURE = 0.6  # where sampling.temperature is not given
@@ -141,6 +142,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
     }
     result = {**head, "bench": found, "engine": stats}
     result["metrics"] = plugin_metrics(composed.registry, result)
+    write_tokens(run_dir, [run.requests for run in runs])
     write_json(run_dir / "bench.json", {**head, **found})
     write_json(run_dir / "result.json", result)
     print(table(found))

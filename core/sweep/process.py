@@ -1,0 +1,53 @@
+"""Processes of a sweep: how they are started, waited for, and ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+GRACE_S = 10.0  # between asking a process to end and ending it
+POLL_S = 0.2
+stop = threading.Event()  # set: cells that run in threads are to end
+
+
+def python(module: str) -> list[str]:
+    """Runs a module of ours. A core.py in the working directory would be run instead, so -P; a checkout that is not installed
+    needs its working directory."""
+    safe = [] if Path.cwd() == Path(__file__).parent.parent.parent else ["-P"]
+    return [sys.executable, *safe, "-m", module]
+
+
+def wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:
+    """Its exit code. subprocess.TimeoutExpired after so long; KeyboardInterrupt once `stop` is set."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return child.wait(max(min(POLL_S, deadline - time.monotonic()), 0))
+        except subprocess.TimeoutExpired:
+            if stop.is_set():
+                raise KeyboardInterrupt from None
+            if time.monotonic() >= deadline:
+                raise
+
+
+def end(child: subprocess.Popen[bytes], first: signal.Signals = signal.SIGKILL) -> None:
+    """Ask with `first`, then insist; what it may have left behind goes too."""
+    send(child.pid, first)
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        send(child.pid, signal.SIGKILL)
+        child.wait()
+    send(child.pid, signal.SIGKILL)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """To a child and all that it started: they share a process group, whose number is the child's."""
+    with suppress(ProcessLookupError, PermissionError):  # all gone (macOS says the latter of zombies)
+        os.killpg(pid, number)
