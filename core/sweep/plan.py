@@ -19,7 +19,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import DictConfig
 
 from core.files import read_json, write_json
-from core.sweep.process import end, python
+from core.sweep.process import end, ended, python
 from core.vocabulary import parse, plain
 
 PLAN = "plan.json"
@@ -135,9 +135,8 @@ def _run_check(command: Sequence[str], answers: Path, patience_s: float) -> None
     child = subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
     size, since = -1, time.monotonic()
     try:
-        while child.poll() is None and time.monotonic() - since < patience_s:
+        while not ended(child, 0.05) and time.monotonic() - since < patience_s:
             now = answers.stat().st_size if answers.exists() else -1
             size, since = (now, time.monotonic()) if now != size else (size, since)
-            time.sleep(0.05)
     finally:
         end(child)

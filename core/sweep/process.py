@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 10.0  # between asking a process to end and ending it
-POLL_S = 0.2
+POLL_S = 0.02
 stop = threading.Event()  # set: cells that run in threads are to end
 
 
@@ -25,26 +25,41 @@ def python(module: str) -> list[str]:
 
 def wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:
     """Its exit code. subprocess.TimeoutExpired after so long; KeyboardInterrupt once `stop` is set."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return child.wait(max(min(POLL_S, deadline - time.monotonic()), 0))
-        except subprocess.TimeoutExpired:
-            if stop.is_set():
-                raise KeyboardInterrupt from None
-            if time.monotonic() >= deadline:
-                raise
+    if not ended(child, timeout_s):
+        raise subprocess.TimeoutExpired(child.args, timeout_s)
+    return child.returncode
 
 
 def end(child: subprocess.Popen[bytes], first: signal.Signals = signal.SIGKILL) -> None:
     """Ask with `first`, then insist; what it may have left behind goes too."""
     send(child.pid, first)
-    try:
-        child.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
+    if not ended(child, GRACE_S, stoppable=False):
         send(child.pid, signal.SIGKILL)
-        child.wait()
+        ended(child, GRACE_S, stoppable=False)
     send(child.pid, signal.SIGKILL)
+
+
+def ended(child: subprocess.Popen[bytes], timeout_s: float, stoppable: bool = True) -> bool:
+    """Whether it has, within so long.
+
+    Not Popen.wait: a Ctrl-C at the wrong moment leaves its lock taken, and the next wait never returns.
+    """
+    deadline = time.monotonic() + timeout_s
+    while child.returncode is None:
+        try:
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+        except ChildProcessError:  # a Ctrl-C came between the call and its result
+            child.returncode = -signal.SIGINT
+            break
+        if pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+        elif stoppable and stop.is_set():
+            raise KeyboardInterrupt
+        elif time.monotonic() >= deadline:
+            return False
+        else:
+            time.sleep(POLL_S)
+    return True
 
 
 def send(pid: int, number: signal.Signals) -> None:
