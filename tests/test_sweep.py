@@ -196,6 +196,10 @@ def test_repeats_are_interleaved_and_share_a_name(sweep: Path) -> None:
     assert started == sorted(started)
 
 
+def _one_is_ok(sweep: Path) -> bool:
+    return any('"status": "ok"' in path.read_text() for path in sweep.glob("jobs/*/*/cell.json"))
+
+
 @pytest.mark.parametrize(
     ("number", "code", "more"),
     [
@@ -215,7 +219,7 @@ def test_interrupting_a_sweep(sweep: Path, number: signal.Signals, code: int, mo
     command = [sys.executable, "-m", "core.run", *BASE, how, f"scheduler.where={where}", *more]
     parent = subprocess.Popen([*command, f"hydra.sweep.dir={sweep}"], cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not where.exists() or not where.read_text():
+    while not (where.exists() and where.read_text() and _one_is_ok(sweep)):
         assert parent.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     parent.send_signal(number)
