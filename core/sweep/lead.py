@@ -44,7 +44,7 @@ class Lead:
         self.command: list[str] = []
         self.started = 0.0
         self.pool: ThreadPoolExecutor | None = None
-        self.waiting: list[Future[Any]] = []
+        self.waiting: dict[Path, Future[Any]] = {}  # by folder: cells of equal configuration are one cell
         self.bar: Bar | None = None
 
     def begin(self, config: DictConfig) -> None:
@@ -66,12 +66,13 @@ class Lead:
         """Run it, or note that it is to be run."""
         if self.pool is None:
             return cell.run()
-        self.waiting.append(self.pool.submit(cell.run))
+        if cell.folder not in self.waiting:
+            self.waiting[cell.folder] = self.pool.submit(cell.run)
         return None
 
     def wait(self) -> None:
         """Until the cells that were noted have been run."""
-        for future in self.waiting:
+        for future in self.waiting.values():
             future.result()
 
     def report(self, interrupted: bool) -> int:
@@ -95,7 +96,7 @@ class Lead:
             process.stop.set()
         if self.pool is not None:
             self.pool.shutdown(wait=True, cancel_futures=interrupted)
-            self.pool, self.waiting = None, []
+            self.pool, self.waiting = None, {}
         if interrupted:  # what jobs of another launcher may have left on this machine
             for record in records(folder, self.started):
                 host, pid = record.get("process", (None, 0))
@@ -156,7 +157,7 @@ def collect(folder: Path, command: Sequence[str], started: float, interrupted: b
         factors=factors([cell["factors"] for cell, _ in plan.runs] or [cell.factors for cell in cells]),
         cells=cells,
         repeats=1 + max((repeat for _, repeat in plan.runs), default=0),
-        planned=len(plan.runs),
+        planned=len({(cell.get("hash", key), repeat) for (cell, repeat), (key, _) in zip(plan.runs, plan.order, strict=True)}),
         equal_output=check_equal(folder, cells),
     )
 
