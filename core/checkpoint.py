@@ -5,7 +5,7 @@ Light to import (no torch). A `Checkpoint` can be pickled to workers, which open
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from core.files import read_object
 from core.gguf_config import config_from_gguf
 from core.locate import locate, locate_package
-from core.sources import GGUFSource, LazyWeight, RandomSource, SafetensorsSource, Source
+from core.sources import WHOLE, GGUFSource, LazyWeight, RandomSource, SafetensorsSource, Shapes, Share, Source
 
 if TYPE_CHECKING:
     import torch
@@ -83,15 +83,18 @@ class Checkpoint:
             return text.gguf_tokenizer(self.source.file)
         return text.folder_tokenizer(self.folder) if self.folder else None
 
-    def shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Shapes of the wanted tensors that it holds, and the names of those that nobody wants."""
-        return self.source.shapes(wanted)
+    def shapes(self, wanted: Shapes, share: Share = WHOLE) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Shapes of the wanted tensors that it holds, and the names of those that nobody wants. share: see `Source`."""
+        return self.source.shapes(wanted, share)
 
     def tensors(
-        self, wanted: Mapping[str, tuple[int, ...]], *, undo: Callable[[str, Tensor], Tensor], dtype: torch.dtype
+        self, wanted: Shapes, *, undo: Callable[[str, Tensor], Tensor], dtype: torch.dtype, shapes: Shapes | None = None
     ) -> Iterator[tuple[str, Weight]]:
-        """The wanted tensors, each read when it is indexed; `undo` is the architecture's from_gguf, used for GGUF only."""
-        shapes, _ = self.shapes(wanted)
+        """The wanted tensors, each read when it is indexed; `undo` is the architecture's from_gguf, used for GGUF only.
+
+        shapes: what `shapes` found, if it was asked before.
+        """
+        shapes = self.shapes(wanted)[0] if shapes is None else shapes
         for name in wanted:
             yield name, LazyWeight(shapes[name], self.source.reader(name, shapes[name], undo), dtype)
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def load_weights(model: ModelArch, checkpoint: Checkpoint, *, progress: bool | None = None) -> None:
     """Check names and shapes, then let the model take its tensors one by one.
 
-    progress: a bar on stderr; None: if stderr is a terminal.
+    progress: a bar on stderr; None: on rank 0, if stderr is a terminal.
     """
-    wanted = model.weights()
-    found, unused = checkpoint.shapes(wanted)
+    wanted, parallel = model.weights(), model.context.parallel
+    found, unused = checkpoint.shapes(wanted, (parallel.rank, parallel.size))
     check(wanted, found, unused, checkpoint.source.files)
-    tensors = checkpoint.tensors(wanted, undo=model.from_gguf, dtype=model.context.dtype)
-    shown = sys.stderr.isatty() if progress is None else progress
+    tensors = checkpoint.tensors(wanted, undo=model.from_gguf, dtype=model.context.dtype, shapes=found)
+    shown = parallel.rank == 0 and sys.stderr.isatty() if progress is None else progress
     model.load(_bar(tensors, len(wanted)) if shown else tensors)
 
 

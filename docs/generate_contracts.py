@@ -101,6 +101,8 @@ so that a backend may fuse it.
 - `weights()` names every tensor of the checkpoint with its full shape. What is missing, unexpected or misshapen is
   refused by the core.
 - Read only your rank's part of a `Weight`: index it.
+- `from_gguf` is first asked to undo a narrow tensor of numbered elements. If it only moves whole rows, each rank reads
+  its own rows of the file. If it does anything else, each rank reads the whole tensor.
 - `provides` says which words of config.json (`architectures`) and of GGUF (`gguf_architectures`) mean this
   architecture.
 

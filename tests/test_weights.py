@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from core.checkpoint import open_checkpoint
+from core.parallel import Solo
 from core.weights import load_weights
 from tests.test_checkpoint import folder, opened, preset
 
@@ -19,7 +20,7 @@ class Model:
     """Wants tensors of given shapes, and keeps them."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
-        self.shapes, self.context, self.loaded = shapes, SimpleNamespace(dtype=dtype), {}
+        self.shapes, self.context, self.loaded = shapes, SimpleNamespace(dtype=dtype, parallel=Solo()), {}
 
     def weights(self):
         return self.shapes
