@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core import limits as sizes
-from core import machine
+from core import machine, shares
 from core.capabilities import SLOTS, Includes
 from core.checkpoint import Checkpoint, open_checkpoint
 from core.config import Composed, given_count
@@ -177,7 +177,11 @@ class _Resolver:
         defaults = {"block_size": 16, "overlap": int(not self.on_cpu), "graphs": not self.on_cpu}
         facts = self._with_slots(found, {key for part in parts for key in part.capabilities})
         values, refused = negotiate(parts, facts, defaults, self._ways(found))
-        return _Candidate(found, probes, values, refused + reasons)
+        return _Candidate(found, probes, values, [*refused, *reasons, *self._unshared(found["arch"].component)])
+
+    def _unshared(self, arch: Component) -> list[str]:
+        ranks, model = self.facts["tensor_parallel_size"], self.checkpoint
+        return shares.refusal(arch.provides.get("shares", {}), model.config, ranks.value, ranks.source, model.name)
 
     def _with_slots(self, found: Mapping[str, Found], keys: set[str]) -> dict[str, Fact]:
         sources = {kind: self._source(kind) for kind in found}

@@ -105,6 +105,8 @@ so that a backend may fuse it.
   its own rows of the file. If it does anything else, each rank reads the whole tensor.
 - `provides` says which words of config.json (`architectures`) and of GGUF (`gguf_architectures`) mean this
   architecture.
+- `provides["shares"]` says how heads and sizes are shared out over ranks, so that a `tensor_parallel_size` that does not
+  fit is refused before anything is loaded. `core/shares.py` has the words.
 
 Start from `inferlab plugins new NAME --kind arch` or `plugins/models/qwen3.py` (a few lines over the common decoder).""",
         "DeviceContext",

@@ -79,7 +79,8 @@ def head_cuts(heads: int, kv_heads: int, context: DeviceContext) -> tuple[Cut, C
         return q, Cut.even(kv_heads, parallel, "num_key_value_heads")
     if parallel.size % kv_heads:
         raise ValueError(
-            f"num_key_value_heads ({kv_heads}) must be a multiple or a divisor of tensor_parallel_size ({parallel.size})"
+            f"num_key_value_heads ({kv_heads}) must be a multiple or a divisor of tensor_parallel_size ({parallel.size});"
+            f" choose a divisor or a multiple of {kv_heads}"
         )
     mine = parallel.rank * kv_heads // parallel.size
     return q, Cut(kv_heads, mine, mine + 1)
