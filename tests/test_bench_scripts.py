@@ -106,3 +106,15 @@ def test_a_start(tmp_path: Path) -> None:
     seen = start(["model=tiny-llama", "max_model_len=96", "device=cpu"], tmp_path)
     times = [seen[name] for name in ("imported", "built", "first_token", "ready", "exited")]
     assert times == sorted(times) and seen["report"]["num_blocks"] > 0
+
+
+def test_ways_to_gather_draw_the_same(tmp_path: Path) -> None:
+    """Two ranks, a vocabulary that they share unevenly: the script itself compares the ids of every way."""
+    from benchmarks.tensor_parallel_gather import WAYS, main
+
+    sizes = ["--ranks", "2", "--rows", "1,5", "--vocab", "1001", "--repeats", "1"]
+    assert main([*sizes, "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [(row["rows"], row["rows_are"]) for row in found] == [(1, "greedy"), (1, "hot"), (5, "greedy"), (5, "hot")]
+    assert found[2]["winners"]["bytes"] == 5 * 16 and found[2]["all_gather"]["bytes"] == 5 * 501 * 4
+    assert all(row[way]["us"] > 0 for row in found for way in WAYS)
