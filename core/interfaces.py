@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import pluggy
 
+from core.arrays import Array
 from core.capabilities import AtLeast, Constraint, Includes, MultipleOf, OneOf, Probe  # noqa: F401, for authors
 from core.params import SamplingParams
 from core.records import Metric, RequestMetrics, RequestRecord, StepRecord  # noqa: F401, for authors
@@ -31,7 +31,6 @@ API_VERSION = (1, 0)  # major: plugins must change; minor: plugins may use more
 PROJECT, ENTRY_POINT_GROUP = "inferlab", "inferlab.plugins"
 ON_DEVICE = -1  # in StepPlan.tokens: the host does not know this token yet, the device does
 hookspec, hookimpl = pluggy.HookspecMarker(PROJECT), pluggy.HookimplMarker(PROJECT)
-Array = np.ndarray
 
 
 @dataclass

@@ -53,11 +53,11 @@ def test_the_contracts_stay_short() -> None:
 
 
 def test_light_modules_stay_light() -> None:
-    """Entry modules and contracts load in a process that has neither torch nor transformers."""
+    """Entry modules and contracts load in a process that has neither torch nor transformers nor numpy."""
     modules = ["core.interfaces", "core.hooks", *(f"plugins.{p.parent.name}.entry" for p in ROOT.glob("plugins/*/entry.py"))]
     code = (
         f"import sys\nfor m in {modules!r}: __import__(m)\n"
-        "print([m for m in ('torch', 'triton', 'transformers', 'flash_attn') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy', 'triton', 'transformers', 'flash_attn') if m in sys.modules])"
     )
     assert len(modules) >= 8
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
