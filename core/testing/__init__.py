@@ -50,7 +50,8 @@ KINDS = {
     "sampler": "SamplerSuite",
     "executor": "ExecutorSuite",
 }
-pytest.register_assert_rewrite(*SUITES.values(), "core.testing.fake", "core.testing.watch", "core.testing.suite")
+HELPERS = ("books", "dense", "fake", "life", "paged", "suite", "watch")
+pytest.register_assert_rewrite(*SUITES.values(), *(f"core.testing.{name}" for name in HELPERS))
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from core.plugins.loading import load
 from core.testing.books import keep_books
 from core.testing.fake import FakeEngine, VirtualClock, drive, expected, make_engine, workload
 from core.testing.life import Maker, live
-from core.testing.suite import Suite
+from core.testing.suite import Suite, seeded
 
 OVERLAPS = pytest.mark.parametrize("overlap", [0, 1])
 
@@ -56,9 +56,9 @@ class AllocatorSuite(Suite):
         """Tokens that fill one block for each given number; equal numbers, equal blocks."""
         return [100 * number + offset for number in blocks for offset in range(self.size)]
 
-    def hold(self, kv: KVAllocator, tokens: list[int]) -> list[int]:
-        """As the builder does: match all but the last token, allocate, publish."""
-        keys: list[Any] = []
+    def hold(self, kv: KVAllocator, tokens: list[int], memo: list[Any] | None = None) -> list[int]:
+        """As the builder does: match all but the last token, allocate, publish. memo: the request's `keys`."""
+        keys: list[Any] = [] if memo is None else memo
         hits = kv.match(tokens[:-1], keys)
         blocks = kv.allocate(-(-len(tokens) // self.size) - len(hits), hits)
         assert blocks is not None, f"{len(tokens)} tokens were refused: {kv.audit()} (free, reusable, held)"
@@ -79,8 +79,10 @@ class AllocatorSuite(Suite):
         for _ in range(5):
             first, rest = kv.allocate(2), kv.allocate(4)
             assert first is not None and rest is not None, "the pool has lost blocks: they leak"
-            assert sorted(first + rest) == [1, 2, 3, 4, 5, 6] and kv.audit() == (0, 0, 6)
-            assert kv.allocate(1) is None, "more blocks than there are"
+            assert sorted(first + rest) == [1, 2, 3, 4, 5, 6], f"handed out were the blocks {sorted(first + rest)}, not 1 to 6"
+            assert kv.audit() == (0, 0, 6), f"all blocks are held, audit says {kv.audit()} (free, reusable, held)"
+            more = kv.allocate(1)
+            assert more is None, f"the pool is empty, and allocate(1) gave {more}, not None"
             kv.free(rest)
             kv.free(first)
             assert kv.audit() == (6, 0, 0), f"blank blocks were freed, audit says {kv.audit()} (free, reusable, held)"
@@ -92,7 +94,9 @@ class AllocatorSuite(Suite):
         kept = self.hold(kv, self.chain(7, 8))
         before = kv.audit()
         hits = kv.match(self.chain(1, 2), [])
-        assert kv.allocate(4 - len(hits), hits) is None and kv.audit() == before
+        answer = kv.allocate(4 - len(hits), hits)
+        assert answer is None, f"4 blocks were asked for, 3 are there, the answer is {answer}, not None"
+        assert kv.audit() == before, f"refused, and the books changed from {before} to {kv.audit()} (free, reusable, held)"
         assert kv.match(self.chain(1, 2), []) == hits, "a refused request changes what is found"
         blocks = kv.allocate(3 - len(hits), hits)
         assert blocks is not None and not set(blocks) & set(kept), "what remains can be had, and only that"
@@ -109,7 +113,7 @@ class AllocatorSuite(Suite):
         assert rest is not None and second[0] not in rest, "a block that somebody holds was handed out"
         kv.free(rest)
         kv.free(second)
-        assert kv.audit()[2] == 0
+        assert kv.audit()[2] == 0, f"nobody holds a block, audit says {kv.audit()} (free, reusable, held)"
 
     def test_hits_at_block_edges(self) -> None:
         """Full blocks only: of n tokens floor(n / block) are found, for n just below, at and above each edge (B01)."""
@@ -118,11 +122,14 @@ class AllocatorSuite(Suite):
             kv = self.make(8, size)
             tokens = list(range(50, 50 + 4 * size))
             blocks = kv.allocate(4)
-            assert blocks is not None
+            assert blocks is not None, "4 blocks of an empty pool of 8 were refused"
             kv.publish(tokens, blocks, 0, [])
             for n in range(1, 4 * size + 1):
-                hits = kv.match(tokens[:n], [])
-                assert hits == blocks[: n // size], f"of {n} tokens in blocks of {size}, {len(hits)} blocks are found"
+                hits, want = kv.match(tokens[:n], []), blocks[: n // size]
+                assert len(hits) == len(want), (
+                    f"of {n} tokens in blocks of {size}, {len(hits)} blocks are found, not {len(want)}"
+                )
+                assert hits == want, f"of {n} tokens in blocks of {size} the blocks {hits} are found, they lie in {want}"
                 assert kv.match([*tokens[: n - 1], 7], []) == blocks[: (n - 1) // size], (
                     "a block with another last token is found"
                 )
@@ -134,17 +141,29 @@ class AllocatorSuite(Suite):
         ab, c = self.hold(kv, self.chain(1, 2)), self.hold(kv, self.chain(3))
         assert kv.match(self.chain(3, 2), []) == c, "block B was computed after A; after C its keys and values are others"
         assert kv.match(self.chain(2), []) == [], "block B was computed at another position"
-        assert kv.match(self.chain(1, 2), []) == ab
+        assert kv.match(self.chain(1, 2), []) == ab, "blocks A and B were published, and are not found"
+
+    def test_the_order_of_tokens_is_part_of_the_content(self) -> None:
+        """The same tokens in another order, within a block or over two, are another content, whatever the hash says of them."""
+        self.caching()
+        kv, tokens = self.make(8, self.size), list(range(1, 2 * self.size + 1))
+        self.hold(kv, tokens)
+        for other in {tuple(seeded("order", i).sample(tokens, len(tokens))) for i in range(20)} | {tuple(reversed(tokens))}:
+            same = next((i for i, (a, b) in enumerate(zip(tokens, other, strict=True)) if a != b), len(tokens))
+            hits = kv.match(other, [])
+            assert len(hits) <= same // self.size, f"{tokens} is cached, and of {list(other)} {len(hits)} blocks are found"
 
     def test_content_whose_room_was_reused_is_not_found(self) -> None:
         """B04: X, free, Y over the same blocks: X is gone, Y is there."""
         self.caching()
-        kv = self.make(2, self.size)
-        for numbers in ((1, 2), (3, 4)):
-            kv.free(self.hold(kv, self.chain(*numbers)))
-        assert kv.match(self.chain(1, 2), []) == [], "found where other content lies by now"
+        kv, memo = self.make(2, self.size), []
+        kv.free(self.hold(kv, self.chain(1, 2), memo))
+        kv.free(self.hold(kv, self.chain(3, 4)))
+        for keys in (memo, []):  # a preempted request asks again with its own memo
+            found = kv.match(self.chain(1, 2), keys)
+            assert found == [], f"blocks {found} are found where other content lies by now"
         found = kv.match(self.chain(3, 4), [])
-        assert len(found) == 2 and len(set(found)) == 2
+        assert len(set(found)) == 2, f"two blocks were published and are not found: match gave {found}"
 
     def test_match_only_looks(self) -> None:
         """Holds nothing and reorders nothing: at each refused grant a holding match would change who is reused next."""
@@ -156,7 +175,8 @@ class AllocatorSuite(Suite):
             kv.free(first)
             kv.free(second)
             for _ in range(3 * look):
-                assert kv.match(self.chain(1), []) == first and kv.audit() == (0, 2, 0)
+                assert kv.match(self.chain(1), []) == first, "a block that nobody holds is not found"
+                assert kv.audit() == (0, 2, 0), f"match has a side effect: audit says {kv.audit()}, before (0, 2, 0)"
             return kv.allocate(1) or []
 
         assert reused(look=True) == reused(look=False), "match changes which block is reused first"
@@ -168,7 +188,8 @@ class AllocatorSuite(Suite):
         blocks = self.hold(kv, self.chain(1, 2, 3))
         kv.free(blocks)
         kv.allocate(1)
-        assert kv.match(self.chain(1, 2, 3), []) == blocks[:2]
+        found = kv.match(self.chain(1, 2, 3), [])
+        assert found == blocks[:2], f"of three freed blocks one was reused, and {len(found)} are found: the tail must go first"
 
     def test_forgotten_content_is_not_found(self) -> None:
         """Of some blocks, of all; holders keep theirs, and what is freed later is blank."""
@@ -177,35 +198,43 @@ class AllocatorSuite(Suite):
         held, idle = self.hold(kv, self.chain(1)), self.hold(kv, self.chain(2))
         kv.free(idle)
         kv.forget(held)
-        assert kv.match(self.chain(1), []) == [] and kv.match(self.chain(2), []) == idle and kv.audit() == (2, 1, 1)
+        assert kv.match(self.chain(1), []) == [], "forgotten content is still found"
+        assert kv.match(self.chain(2), []) == idle, "content of other blocks is forgotten too"
+        assert kv.audit() == (2, 1, 1), f"audit says {kv.audit()} (free, reusable, held), right is (2, 1, 1)"
         kv.forget(None)
-        assert kv.match(self.chain(2), []) == [] and kv.audit() == (3, 0, 1)
+        assert kv.match(self.chain(2), []) == [], "forgotten content is still found"
+        assert kv.audit() == (3, 0, 1), f"audit says {kv.audit()} (free, reusable, held), right is (3, 0, 1)"
         kv.free(held)
-        assert kv.audit() == (4, 0, 0)
+        assert kv.audit() == (4, 0, 0), f"audit says {kv.audit()} (free, reusable, held), right is (4, 0, 0)"
 
     def test_equal_content_has_one_name(self) -> None:
         """Two requests that computed the same block: publish tells the second one where it is found from now on."""
         self.caching()
         kv = self.make(4, self.size)
         one, two = kv.allocate(1), kv.allocate(1)
-        assert one and two
-        assert list(kv.publish(self.chain(1), one, 0, [])) == one
-        assert list(kv.publish(self.chain(1), two, 0, [])) == one and kv.match(self.chain(1), []) == one
-        assert kv.audit()[2] == 2, "publish changes no holder"
+        assert one and two, f"4 blocks are there; allocate(1) gave {one}, then {two}"
+        names = [list(kv.publish(self.chain(1), blocks, 0, [])) for blocks in (one, two)]
+        assert names == [one, one], f"publish must name the block that has the content already: {names}, right: {[one, one]}"
+        assert kv.match(self.chain(1), []) == one, "publish names another block than match finds"
+        assert kv.audit()[2] == 2, f"publish changes no holder: 2 blocks are held, audit says {kv.audit()[2]}"
 
     def test_holes_are_skipped(self) -> None:
         """Id 0 in a freed list is a position that was given up before; it is never handed out."""
         kv = self.make(2, self.size)
         blocks = kv.allocate(2)
-        assert blocks is not None
+        assert blocks is not None, "2 blocks of an empty pool of 2 were refused"
         kv.free([0, *blocks, 0])
-        assert kv.audit() == (2, 0, 0) and 0 not in (kv.allocate(2) or [0])
+        assert kv.audit() == (2, 0, 0), f"a hole counts as a block: audit says {kv.audit()} (free, reusable, held)"
+        again = kv.allocate(2)
+        assert again is not None and 0 not in again, f"block 0 was handed out: {again}"
 
     def test_allocators_share_nothing(self) -> None:
         """Two engines in one process have two pools."""
         one, two = self.make(3, self.size), self.make(3, self.size)
         self.hold(one, self.chain(1, 2))
-        assert two.audit() == (3, 0, 0) and two.match(self.chain(1, 2), []) == []
+        for other in (two, self.make(3, self.size)):
+            assert other.audit() == (3, 0, 0), f"what one allocator holds, another one lacks: {other.audit()}"
+            assert other.match(self.chain(1, 2), []) == [], "one allocator finds what another one holds"
 
     def test_books(self) -> None:
         """State machine on the allocator alone; tokens are 0 and 1, so that weak hashes collide."""

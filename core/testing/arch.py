@@ -182,8 +182,9 @@ class ArchSuite(Suite):
         self.step(model, cache, [("a", self.tokens(3))])
         spec = model.kv_spec
         assert cache.layers == list(range(spec.num_layers)), f"attend was called for layers {cache.layers}"
-        assert cache.shapes == {(spec.num_heads, spec.num_kv_heads, spec.head_size)}
-        assert spec.dtype == torch.float32
+        want = {(spec.num_heads, spec.num_kv_heads, spec.head_size)}
+        assert cache.shapes == want, f"(heads, KV heads, head size) of the calls: {cache.shapes}, kv_spec says {want}"
+        assert spec.dtype == torch.float32, f"kv_spec.dtype is {spec.dtype} for a model in float32"
 
     def test_half_precision_stays_close(self) -> None:
         """In bfloat16 the error is that of the type, no more, and the answer has that type."""
@@ -191,6 +192,6 @@ class ArchSuite(Suite):
         tokens = self.tokens(20)
         got = self.whole(self.loaded(tensors=weights, dtype=torch.bfloat16), tokens)
         want = self.whole(self.loaded(tensors=weights), tokens)
-        assert got.dtype == torch.bfloat16
+        assert got.dtype == torch.bfloat16, f"logits of a model in bfloat16 are {got.dtype}"
         error = float((got.float() - want).norm() / want.norm())
         assert error < 0.05, f"relative error of bfloat16: {error:.3f}"

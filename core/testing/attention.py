@@ -7,6 +7,7 @@ A backend that attends otherwise overrides `mask` (sliding window, visible sinks
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -221,7 +222,9 @@ class AttentionSuite(Suite):
         shape = self.shape(number)
         backend = self.build(shape)
         each = backend.block_bytes(shape.spec(), shape.block_size)
-        assert isinstance(each, int) and each > 0
+        assert isinstance(each, int) and each > 0, f"block_bytes must be a whole number > 0, got {each!r}"
+        twice = backend.block_bytes(replace(shape.spec(), num_layers=2 * shape.spec().num_layers), shape.block_size)
+        assert twice > each, f"block_bytes counts all layers: {each} for {shape.spec().num_layers}, {twice} for twice as many"
         for blocks in (4, 30, 12):
             backend.allocate(shape.spec(), blocks, shape.block_size)
             trial = Trial(backend, shape, blocks, self.device(), self.definition, self.mask, seed=blocks)

@@ -51,9 +51,12 @@ class Books(RuleBasedStateMachine):
         idle = sum(not self.holders()[block] for block in set(hits) if 1 <= block <= self.pool)
         blocks = self.kv.allocate(count, hits)
         if any(not 1 <= block <= self.pool for block in hits):
-            assert blocks is not None or count + len(hits) > before[0] + before[1] - idle
+            room = before[0] + before[1] - idle - len(hits)  # what lies in a lower tier needs blocks too
+            assert blocks is not None or count > room, f"allocate({count}, {hits}) was refused with room for {room}"
         else:
-            assert (blocks is None) == (count > before[0] + before[1] - idle), "refused or granted against the books"
+            room = before[0] + before[1] - idle
+            answer = "refused" if blocks is None else f"granted as {blocks}"
+            assert (blocks is None) == (count > room), f"allocate({count}, {hits}) was {answer} with room for {room}"
         if blocks is None:
             assert self.kv.audit() == before, "refused, and the books have changed all the same"
             return
@@ -120,7 +123,8 @@ class Books(RuleBasedStateMachine):
         for i in range(holding.published, full):
             self.written[holding.blocks[i]] = tuple(holding.tokens[: (i + 1) * self.size])
         named = self.kv.publish(holding.tokens, holding.blocks[:full], holding.published, holding.keys)
-        assert len(named) == max(full - holding.published, 0)
+        want = max(full - holding.published, 0)
+        assert len(named) == want, f"publish answered {len(named)} blocks for {want}"
         for i, block in enumerate(named, holding.published):
             chain = tuple(holding.tokens[: (i + 1) * self.size])
             assert self.written.get(block) == chain, f"publish says that block {block} holds {chain}"
@@ -141,7 +145,9 @@ class Books(RuleBasedStateMachine):
             for holding in self.held:
                 self.kv.free(holding.blocks)
             free, reusable, held = self.kv.audit()
-            assert (free + reusable, held) == (self.pool, 0), "blocks are held that nobody holds"
+            assert (free + reusable, held) == (self.pool, 0), (
+                f"nobody holds a block of {self.pool}, audit says ({free}, {reusable}, {held}) (free, reusable, held)"
+            )
             assert self.kv.allocate(self.pool) is not None, "the whole pool cannot be had when nobody holds a block"
 
 

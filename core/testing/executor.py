@@ -75,9 +75,10 @@ class ExecutorSuite(Suite):
     def test_the_pool_is_as_large_as_it_was_asked_for(self) -> None:
         """`num_blocks` counts usable blocks; the scratch block is extra."""
         with self.llm(num_kv_blocks=11) as llm:
-            assert llm.engine.executor.num_blocks == 11
-            assert llm.engine.kv.audit() == (11, 0, 0)
-            assert isinstance(llm.engine.executor.report(), Mapping)
+            executor = llm.engine.executor
+            assert executor.num_blocks == 11, f"num_kv_blocks=11 was asked for, num_blocks is {executor.num_blocks}"
+            assert llm.engine.kv.audit() == (11, 0, 0), f"of 11 blocks: {llm.engine.kv.audit()} (free, reusable, held)"
+            assert isinstance(executor.report(), Mapping), f"report() must give a mapping, got {executor.report()!r}"
 
     def test_close_twice(self) -> None:
         """Everything is released; a second close is fine, and another engine can follow in the same process."""
@@ -94,4 +95,4 @@ class ExecutorSuite(Suite):
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         with self.llm() as one, self.llm() as two:
             answers = [llm.generate([[5, 6, 7]], params)[0].token_ids for llm in (one, two, one)]
-            assert answers[0] == answers[1] == answers[2]
+            assert answers[0] == answers[1] == answers[2], f"two engines, one of them asked twice, answered {answers}"

@@ -83,7 +83,7 @@ class FakeExecutor(Executor):
     def launch(self, plan: StepPlan) -> Ready:
         self.plans.append(plan)
         limits = self.context.limits
-        assert (plan.counts > 0).all()
+        assert (plan.counts > 0).all(), f"a chunk without tokens: {plan.counts}"
         assert len(set(plan.slots.tolist())) == len(plan.slots) <= limits.max_num_seqs, "one row twice in a step, or too many"
         assert plan.counts.sum() <= limits.max_num_batched_tokens, "the step is over its token budget"
         for source, target in plan.moves.tolist():

@@ -47,8 +47,13 @@ class PackagingSuite:
     def test_declarations_travel_to_workers(self) -> None:
         """Workers get the resolved components pickled and discover nothing: settings classes are found by their names."""
         for component in self.plugin().components:
-            assert pickle.loads(pickle.dumps(component)) == component
-            pickle.loads(pickle.dumps(component.settings()))
+            label = f"{component.kind}={component.name}"
+            for what, value in ((f"the declaration of {label}", component), (f"settings of {label}", component.settings())):
+                try:
+                    same = pickle.loads(pickle.dumps(value)) == value
+                except Exception as error:
+                    raise AssertionError(f"{what} cannot be sent to a worker: {type(error).__name__}: {error}") from error
+                assert same, f"{what}: a pickled copy is not equal to it"
 
     def test_it_depends_on_inferlab_and_owns_its_names(self) -> None:
         """pip must know that it needs inferlab, and its top-level packages must be nobody else's."""

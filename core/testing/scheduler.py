@@ -130,7 +130,11 @@ class SchedulerSuite(Suite):
         engine = self.engine("paged", overlap=overlap, blocks=400, slots=16, budget=16)
         for i in range(14):
             engine.submit([i] * (5 + 3 * i), greedy(6))
+            if i % 2 == 0:
+                continue  # two at once: of one the budget refuses the rest
             engine.step()
+            evictions = engine.scheduler.evictions
+            assert evictions == 0, f"{evictions} evictions in {i // 2 + 1} steps with seats and blocks for everybody"
         finish(engine)
         assert engine.scheduler.evictions == 0, f"{engine.scheduler.evictions} evictions with seats and blocks for everybody"
 

@@ -67,7 +67,7 @@ class Suite:
     def test_declaration(self) -> None:
         """One line that says what it is, defaults that build, capabilities on values that exist, and a class behind it."""
         component = self.declared()
-        assert component.kind == self.kind
+        assert component.kind == self.kind, f"{component.kind}={component.name} is tested with the suite for {self.kind}"
         assert component.summary and "\n" not in component.summary, "summary: one line is wanted for --help and listings"
         component.settings()
         unknown = unknown_keys(component.capabilities)

@@ -70,14 +70,23 @@ class WatchedAllocator(KVAllocator):
         self.inner.forget(blocks)
 
 
+STEP = [name for name in vars(Step) if not name.startswith("_")]
+
+
 class WatchedStep:
     """The `Step` protocol and nothing else: a scheduler that reaches for the builder behind it is told so."""
 
     __slots__ = ("_asked", "_most", "_step", "_watch")
 
     def __init__(self, step: Step, watch: WatchedScheduler) -> None:
-        self._step, self._watch, self._asked = step, watch, 0
-        self._most = 100 + 20 * len(watch.known)
+        for name, value in (("_step", step), ("_watch", watch), ("_asked", 0), ("_most", 100 + 20 * len(watch.known))):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the scheduler asked for step.{name}, which is not in the protocol: Step has {', '.join(STEP)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"the scheduler wrote step.{name} = {value!r}: a step is changed by grant, evict and wait only")
 
     @property
     def tokens_left(self) -> int:
@@ -97,7 +106,7 @@ class WatchedStep:
 
     def grant(self, request: Request, limit: int | None = None, *, whole: bool = False, reserve: int = 0) -> int:
         self._watch.check_known(request)
-        self._asked += 1
+        object.__setattr__(self, "_asked", self._asked + 1)
         assert self._asked <= self._most, (
             f"{self._asked} grants were asked for in one step with {len(self._watch.known)} requests"
         )
@@ -147,7 +156,13 @@ class WatchedScheduler(Scheduler):
 
     def remove(self, request: Request) -> None:
         del self.known[request]
-        self.inner.remove(request)
+        try:
+            self.inner.remove(request)
+        except Exception as error:
+            raise AssertionError(
+                f"remove(request {request.id}) raised {type(error).__name__}: is the request lost? "
+                f"It ends with {request.finish_reason}: {request.message}"
+            ) from error
 
     def schedule(self, step: Step) -> None:
         self.granted, self.refusals = {}, []
