@@ -18,6 +18,7 @@ from core.config import compose
 from core.llm import LLM, SamplingParams
 
 LOAD = ("load.num_requests=2", "load.input_min=4", "load.input_max=4", "load.output_min=3", "load.output_max=3")
+RANKS = "1"
 SETTINGS = ["model=tiny-llama", "max_model_len=96", "cpu_threads=1", *LOAD]
 
 
@@ -118,3 +119,55 @@ def test_ways_to_gather_draw_the_same(tmp_path: Path) -> None:
     assert [(row["rows"], row["rows_are"]) for row in found] == [(1, "greedy"), (1, "hot"), (5, "greedy"), (5, "hot")]
     assert found[2]["winners"]["bytes"] == 5 * 16 and found[2]["all_gather"]["bytes"] == 5 * 501 * 4
     assert all(row[way]["us"] > 0 for row in found for way in WAYS)
+
+
+def row_of_ranks(**kill: Any) -> dict[str, Any]:
+    def served(rate: float, launch: float) -> dict[str, Any]:
+        records = [{"output_tokens_per_s": rate, "host_per_decode_step_us": {"launch": launch}}]
+        return {"loads": {"single": records, "offline": records}}
+
+    two = served(150.0, 90.0) | {"reduce": {"10240": 10e-6, "2621440": 2e-5}, "reductions": 81}
+    two["tokens"] = {"compared": 90, "parted": 1, "wrong": ["request 3"], "of": 100}
+    kill = {"reported_s": 1.0, "closed_s": 2.0, "said": "dead", "workers": 1, "left": [], **kill}
+    return {"model": "m", "ranks": {"1": served(100.0, 40.0), "2": two}, "kill": {"mib_before": [5], "mib_after": [6], **kill}}
+
+
+def test_the_tables_of_ranks() -> None:
+    """Side by side with the first number of ranks; shares of one request's step."""
+    from benchmarks.gpu.tensor_parallel import markdown, problems
+
+    lines = markdown([row_of_ranks()]).splitlines()
+    assert lines[2:4] == [
+        "| m | 1 | 100 | 100.0 | 1.00 | - |",
+        "| m | 2 | 150 | 150.0 | 1.50 | 90 of 100, 1, 1 |",
+    ]
+    assert lines[7] == "| m | 2 | 6667 | 81 | 10.0 | 12% | 50 | 1% |"
+    assert "reported after 1.00 s" in lines[-1] and "before [5] and after [6]" in lines[-1]
+    assert problems([row_of_ranks()]) == ["m on 2 ranks: request 3"]
+    for kill, text in (({"reported_s": 6.0}, "after 6.0 s"), ({"said": ""}, "reported"), ({"left": [7]}, "[7] are still")):
+        assert text in problems([row_of_ranks(**kill)])[1]
+    assert problems([row_of_ranks(mib_after=[900])])[1] == "m: GPU 0 is not free"
+
+
+@pytest.mark.nightly
+def test_time_of_an_all_reduce() -> None:
+    """Two ranks on a CPU."""
+    from benchmarks.gpu.tensor_parallel_parts import reduce
+
+    assert {key: value > 0 for key, value in reduce(2, "cpu", 3, [2048, 4096])["seconds"].items()} == {
+        "2048": True,
+        "4096": True,
+    }
+
+
+@pytest.mark.nightly
+def test_ranks_side_by_side(tmp_path: Path) -> None:
+    """The whole script on a CPU, with a tiny model."""
+    from benchmarks.gpu.tensor_parallel import main
+
+    sizes = ["load.input_min=4", "load.input_max=4", "load.output_min=8", "load.output_max=8"]
+    given = ["--models", "tiny-qwen3", "--ranks", RANKS, "--device", "cpu", "--repeats", "1", "--loads", "single"]
+    limits = ["max_model_len=96", "cpu_threads=1", "max_num_batched_tokens=256"]
+    assert main([*given, *limits, *sizes, "--out", str(tmp_path / "found.json")]) == 0
+    row = json.loads((tmp_path / "found.json").read_text())["rows"][0]
+    assert list(row["ranks"]) == RANKS.split(",")

@@ -31,6 +31,16 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def test_the_arithmetic_of_ranks_is_current() -> None:
+    """Counted on the models again: `python -m docs.generate_tensor_parallel` brings the page up to date."""
+    found = script("generate_tensor_parallel")
+    assert found.PAGE.read_text() == found.page(), "run python -m docs.generate_tensor_parallel"
+    one, two, eight = (found.share("qwen3-14b", n) for n in (1, 2, 8))
+    norms = one.weights - 2 * (one.weights - two.weights)
+    assert 0 < norms < 0.001 * one.weights and eight.weights == (one.weights - norms) // 8 + norms
+    assert (one.reductions, two.reductions, two.width) == (0, 2 * 40 + 1, 2 * 5120)
+
+
 def test_contract_pages_are_current() -> None:
     """One per kind, written from core/interfaces.py: `python docs/generate_contracts.py` brings them up to date."""
     wanted = script("generate_contracts").pages()
