@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 import transformers
 from torch import Tensor
 
@@ -110,6 +111,40 @@ def test_ranks_agree_with_one(arch: type[ModelArch], config: Any, tied: bool, si
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
         assert (spec.num_heads, spec.num_kv_heads) == (12 // size, max(1, kv_heads // size))
         assert reductions == 1 + 2 * words["num_hidden_layers"], "the embedding, then one per attention and MLP"
+
+
+class Definition:
+    """What the kernels for few tokens compute, for any number of them."""
+
+    def fits(self, tokens: int) -> bool:
+        return True
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Any = None, norm: Any = None, residual: Any = None, gated: bool = False
+    ) -> Tensor:
+        x = x if norm is None else functional.rms_norm(x, norm[0].shape, *norm)
+        y = functional.linear(x, weight, bias)
+        y = functional.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1] if gated else y
+        return y if residual is None else residual + y
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_few_tokens_on_several_ranks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four products of a layer: the residual and the biases are added once, on rank 0; as many sums as ever."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # packed weights are opaque
+    words = {**WORDS, "mlp_bias": True}
+    weights = reference(transformers.LlamaConfig(**words)).state_dict()
+    tokens = torch.arange(0, 100, 20)
+    wanted = logits(loaded(Llama(NoSettings(), context(words)), weights), tokens)
+
+    def work(rank: Rank) -> tuple[Tensor, int]:
+        model = loaded(Llama(NoSettings(), context(words, parallel=rank)), weights)
+        model._skinny = Definition()  # type: ignore[attr-defined]
+        return logits(model, tokens), rank.reductions
+
+    for got, reductions in on_ranks(size, work):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+        assert reductions == 1 * (size > 1) + 2 * words["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -89,13 +89,12 @@ class Layer:
 
     def few(self, x: Tensor, attend: Attend, product: Any) -> Tensor:
         """The same for few tokens, as four products with all that is between them, from residual to residual."""
-        attention, qkv, out = self.attention, self.attention.qkv, self.attention.out
-        gate_up, down = self.mlp.gate_up, self.mlp.down
+        attention, qkv, gate_up = self.attention, self.attention.qkv, self.mlp.gate_up
         heads = product(x, qkv.weight, qkv.bias, norm=(self.before_attention.weight, self.before_attention.eps))
         seen = attend(attention.index, *qkv.split(heads), attention.prologue).reshape(x.shape[0], -1)
-        x = product(seen, out.weight, out.bias, residual=x)
+        x = attention.out.onto(x, seen, product)
         hot = product(x, gate_up.weight, gate_up.bias, norm=(self.before_mlp.weight, self.before_mlp.eps), gated=True)
-        return product(hot, down.weight, down.bias, residual=x)
+        return self.mlp.down.onto(x, hot, product)
 
 
 class Decoder(ModelArch):

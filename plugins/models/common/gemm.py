@@ -31,8 +31,8 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def skinny(context: DeviceContext) -> Any:
-    """`gemv.Skinny` where the engine runs fused, on one rank (no sum over ranks before the residual) and in half precision."""
-    if not context.fused or context.parallel.size > 1 or context.dtype == torch.float32:
+    """`gemv.Skinny` where the engine runs fused and in half precision."""
+    if not context.fused or context.dtype == torch.float32:
         return None
     # Here: Triton need not be installed where nothing is fused.
     return import_module("plugins.models.common.gemv").Skinny(context.device)

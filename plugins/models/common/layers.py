@@ -7,6 +7,7 @@ T tokens, S rows drawn, E hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +112,11 @@ class RowLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.parallel.all_reduce(linear(x, self.weight, self.bias))
+
+    def onto(self, residual: Tensor, x: Tensor, product: Any) -> Tensor:
+        """residual + the map of x, with products of few tokens. As the bias, rank 0 alone adds the residual to its part."""
+        own = residual if self.parallel.rank == 0 else None
+        return self.parallel.all_reduce(product(x, self.weight, self.bias, residual=own))
 
 
 class VocabEmbedding:
