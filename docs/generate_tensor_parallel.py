@@ -23,6 +23,7 @@ from plugins.models.qwen3 import Qwen3
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "tensor_parallel_arithmetic.md"
+TEXT = PAGE.with_suffix(".txt")  # its words, with the names of the tables
 MEASURED = ROOT / "benchmarks" / "results" / "tensor_parallel_gather.json"
 MODELS, RANKS = ("qwen3-0.6b", "qwen3-8b", "qwen3-14b"), (1, 2, 4, 8)
 ROWS, CONTEXT, PROMPT = 256, 700, 16_384  # of a full decode step, and of a step that is a prompt
@@ -130,49 +131,6 @@ def longest(preset: str, factor: float) -> float:
     return left / s.reductions
 
 
-HEAD = """<!-- Written by docs/generate_tensor_parallel.py: edit there, then run it again. -->
-# What N ranks cost and gain
-
-Sizes on this page are counted on the models. Times on GPUs are arithmetic, not measurements: their section says so.
-The commands that measure them on two GPUs are in `benchmarks/gpu/tensor_parallel.py`.
-
-## What a rank holds and reads (counted)
-
-bfloat16. Query heads, KV heads and the MLP are cut. The vocabulary is padded. Norms are on every rank. With more ranks
-than KV heads a KV head is on several ranks: its weights and its cache do not get smaller. Each rank reads its own
-slices of the files and nothing else. `tests/test_slices.py` counts this, for safetensors and GGUF. A slice of columns
-(`o_proj`, `down_proj`) is many short pieces of the file. The system reads whole pages for them, so ranks on one
-machine share these pages in its cache. A `tensor_parallel_size` that does not fit the model is refused before anything
-is read.
-"""
-SENT = """## What a step sends (counted)
-
-One all-reduce after the embedding, one after attention and one after the MLP of each layer. A ring sends
-2 (N - 1) / N of the bytes from each rank.
-"""
-PLAN = """The plan is one message to each rank: four numbers for each chunk, one for each token, three for each new block.
-That is about {kb:.1f} kB for {rows} decodes.
-"""
-IDS = """## From logits to ids on every rank (counted)
-
-kB that arrive at one rank, for 2, 4, 8 ranks; {vocab:,} tokens in bfloat16.
-"""
-WINNERS = """Noise depends on seed, position and token id alone. So the best of all shares is what one rank would draw.
-This holds for greedy rows and for rows without filters. Top-k, top-p and min-p need the whole row: for them the
-logits are gathered.
-
-Measured on a CPU, microseconds from logits to ids on every rank; in brackets what sending alone takes:
-"""
-TIMES = """## Expected times (arithmetic)
-
-Time of a decode step = bytes of weights and cache / memory rate + layers x fixed cost + all-reduces x (latency +
-bytes sent / link rate). Time of a prompt = products / FLOP rate + the same for its all-reduces. No overlap of
-all-reduce and compute is assumed. Efficiency = times as fast / GPUs.
-"""
-BOUND = """One request on two GPUs of a host is 1.5 times as fast as on one if a small all-reduce takes at most this long:
-{bound}."""
-
-
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
@@ -214,6 +172,20 @@ def ids() -> Iterator[str]:
             logits = (n - 1) * count_ * -(-vocab // n) * BF16
             parts.append((logits + 8 * count_, logits, (n - 1) * count_ * 16))
         rows.append([str(count_), *(", ".join(f"{_kb(p[way])}" for p in parts) for way in range(3))])
+    yield from table(head, rows)
+
+
+def shares_of_gathering() -> Iterator[str]:
+    """Expected time to get the logits of all ranks, inside a host."""
+    head = ["model", "rows", *(f"{n} GPUs: us, share of the step" for n in RANKS[1:])]
+    rows = []
+    for preset in MODELS:
+        for count_ in (1, ROWS):
+            cells = []
+            for n in RANKS[1:]:
+                took = HOST.latency[n] + (n - 1) / n * count_ * share(preset, n).vocab * BF16 / HOST.rate[n]
+                cells.append(f"{took * 1e6:.0f}, {took / (decode(preset, n, HOST, count_, CONTEXT) + took):.1%}")
+            rows.append([preset, str(count_), *cells])
     yield from table(head, rows)
 
 
@@ -263,13 +235,11 @@ def page() -> str:
         ["links between the hosts, one for each GPU of a host", f"{HOSTS.rate[2] / 1e9:.0f} GB/s each"],
         ["context of each row", f"{CONTEXT} tokens"],
     ]
-    lines = [
-        *(HEAD, *held(), f"Positions: 0.9 of {ROOM / 1e9:.0f} GB, less the weights.\n"),
-        *(SENT, *sent(), PLAN.format(kb=(ROWS * 5 + ROWS // 16 * 3) * 4 / 1e3, rows=ROWS)),
-        *(IDS.format(vocab=share(MODELS[-1], 2).vocab), *ids(), WINNERS, *measured()),
-        *(TIMES, *table(["assumed", "value"], assumed), *speed(), BOUND.format(bound=bound)),
-    ]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    tables = {"held": held(), "sent": sent(), "ids": ids(), "measured": measured(), "gathering": shares_of_gathering()}
+    tables |= {"assumed": table(["assumed", "value"], assumed), "speed": speed()}
+    facts = {"kb": (ROWS * 5 + ROWS // 16 * 3) * 4 / 1e3, "rows": ROWS, "vocab": share(MODELS[-1], 2).vocab}
+    filled = {name: "\n".join(lines).rstrip("\n") for name, lines in tables.items()}
+    return TEXT.read_text(encoding="utf-8").format(**filled, **facts, bound=bound, room=ROOM / 1e9)
 
 
 def main(arguments: list[str]) -> int:
