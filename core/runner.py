@@ -170,6 +170,7 @@ class Runner:
             "seconds": self.seconds,
             "memory": self.sizing.as_dict(),
             "num_blocks": self.num_blocks,
+            "weight_bytes_read": self.resolved.checkpoint.source.bytes_read,
             "padded_rows": padded,
         }
 

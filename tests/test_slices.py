@@ -20,6 +20,7 @@ from torch import Tensor
 from core.checkpoint import Checkpoint, open_checkpoint
 from core.gguf_file import GGUFFile
 from core.interfaces import ModelArch, NoSettings
+from core.llm import LLM
 from core.sources import rows_moved
 from core.weights import load_weights
 from plugins.models.llama import Llama
@@ -282,3 +283,12 @@ def test_pages_of_the_file(tmp_path: Path, form: str) -> None:
     seen = resident(path) - before
     assert seen >= whole / 4 - 8192, "the counter does not see this mapping"
     assert seen <= whole / 4 + margin < whole / 2, f"{seen} of {whole} bytes"
+
+
+def test_the_engine_reports_it(tmp_path: Path) -> None:
+    """Bytes that this rank read, beside what start-up found."""
+    weights = reference(transformers.LlamaConfig(**WORDS)).state_dict()
+    path = tmp_path / "m"
+    as_safetensors(path, weights, WORDS, "llama")
+    with LLM(str(path), max_model_len=64, cpu_threads=1, device="cpu") as llm:
+        assert llm.engine.executor.report()["weight_bytes_read"] == 2 * sum(tensor.numel() for tensor in weights.values())

@@ -118,10 +118,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             speed = f"{offline} | {single:,.1f} | {single / rate(ranks, first, 'single'):.2f}"
             lines.append(f"| {row['model']} | {size} | {speed} | {told} |")
             if "reduce" in found:
-                step, each = 1e6 / single, 1e6 * min(found["reduce"].items(), key=lambda item: int(item[0]))[1]
+                ways = {way: min(times.items(), key=lambda item: int(item[0]))[1] for way, times in found["reduce"].items()}
+                step, each = 1e6 / single, 1e6 * next(iter(ways.values()))
                 more = launch(ranks, size, "single") - launch(ranks, first, "single")
                 cells = (f"{step:.0f}", str(found["reductions"]), f"{each:.1f}", f"{found['reductions'] * each / step:.0%}")
-                shares.append(f"| {row['model']} | {size} | {' | '.join(cells)} | {more:.0f} | {more / step:.0%} |")
+                shot = ways.get("one_shot", "-")
+                other = f"{1e6 * shot:.1f}" if isinstance(shot, float) else shot.replace("|", "/")
+                shares.append(f"| {row['model']} | {size} | {' | '.join(cells)} | {other} | {more:.0f} | {more / step:.0%} |")
     ends = [_death(row["model"], row["kill"]) for row in rows if "kill" in row]
     return "\n".join([*lines, "", *shares, "", *ends])
 

@@ -12,10 +12,11 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def alive(pid: int) -> bool:
 
 
 def reduce_rank(rank: int, size: int, meeting: str, kind: str, count: int, sizes: Sequence[int], out: str) -> None:
-    """Seconds of one of `count` all-reduces in a row, on a GPU captured as the engine does it."""
+    """Seconds of one of `count` all-reduces in a row, on a GPU captured as the engine does it; or why there are none."""
     import torch
     import torch.distributed as dist
 
@@ -120,34 +121,74 @@ def reduce_rank(rank: int, size: int, meeting: str, kind: str, count: int, sizes
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    found = {}
-    for amount in sizes:
-        x = torch.zeros(amount // 2, dtype=torch.bfloat16, device=device)
-        run = many = lambda x=x: [dist.all_reduce(x) for _ in range(count)]
-        many()
-        if kind == "cuda":
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                many()
-            run = graph.replay
-        times = []
-        for _ in range(8):
-            dist.barrier()
-            torch.cuda.synchronize() if kind == "cuda" else None
-            started = time.perf_counter()
-            run()
-            torch.cuda.synchronize() if kind == "cuda" else None
-            times.append((time.perf_counter() - started) / count)
-        found[amount] = sorted(times[2:])[len(times[2:]) // 2]
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
+    found: dict[str, dict[int, Any]] = {}
+    for way, build in {backend: library, **({"one_shot": one_shot} if kind == "cuda" else {})}.items():
+        for amount in sizes:
+            x = torch.zeros(amount // 2, dtype=torch.bfloat16, device=device)
+            try:
+                found.setdefault(way, {})[amount] = timed(repeated(build(x), count), device) / count
+            except RuntimeError as error:  # alike on every rank: this machine cannot do it
+                found.setdefault(way, {})[amount] = str(error).splitlines()[0]
     dist.destroy_process_group()
     if rank == 0:
         Path(out).write_text(json.dumps(found))
 
 
+def library(x: Any) -> Callable[[], Any]:
+    """By gloo or NCCL, in place."""
+    import torch.distributed as dist
+
+    return lambda: dist.all_reduce(x)
+
+
+def one_shot(x: Any) -> Callable[[], Any]:
+    """Every rank reads what all others have and adds it up itself; a copy to where they can read it comes first."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+
+    assert dist.group.WORLD is not None
+    shared = symmetric.empty(x.shape, dtype=x.dtype, device=x.device)
+    symmetric.rendezvous(shared, dist.group.WORLD)
+    name = dist.group.WORLD.group_name
+    return lambda: torch.ops.symm_mem.one_shot_all_reduce(shared.copy_(x), "sum", name)
+
+
+def repeated(once: Callable[[], Any], count: int) -> Callable[[], Any]:
+    return lambda: [once() for _ in range(count)]
+
+
+def timed(run: Callable[[], Any], device: Any) -> float:
+    """Median seconds; on a GPU of a captured graph."""
+    import torch
+    import torch.distributed as dist
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    run()
+    wait()
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+        run = graph.replay
+    times = []
+    for _ in range(8):
+        dist.barrier()
+        wait()
+        started = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])
+
+
 def reduce(size: int, kind: str, count: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Bytes -> seconds of one all-reduce."""
+    """Way -> bytes -> seconds of one all-reduce."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
