@@ -151,7 +151,7 @@ class SamplerSuite(Suite):
         if not self.allows({"top_k": 3}):
             pytest.skip("declares no top_k")
         for k in (1, 3, VOCAB):
-            kept = set(np.flatnonzero(self.count({"top_k": k, "temperature": 3.0})))
+            kept = set(np.flatnonzero(self.count({"top_k": k, "temperature": 3.0})).tolist())
             assert kept <= set(np.argsort(-LOGITS)[:k]), f"top_k={k}: drawn were {sorted(kept)}"
             assert k == VOCAB or len(kept) == k, f"top_k={k}: drawn were {sorted(kept)}"
 
@@ -164,7 +164,8 @@ class SamplerSuite(Suite):
         logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(2000, -1)
         for top_p, kept in ((0.6, {2, 3}), (0.3, {3}), (0.75, {1, 2, 3}), (1.0, {0, 1, 2, 3}), (1e-12, {3})):
             sampler = self.admitted([{"top_p": top_p}] * 2000, 4)
-            assert set(self.draw(sampler, logits).tolist()) == kept, f"top_p={top_p} of .1 .2 .3 .4"
+            drawn = set(self.draw(sampler, logits).tolist())
+            assert drawn == kept, f"top_p={top_p} of .1 .2 .3 .4: drawn were {drawn}, right: {kept}"
 
     def test_greedy_rows_take_the_likeliest_token(self) -> None:
         """B28: temperature 0 and 1e-9 are argmax, beside hot rows too."""
@@ -228,6 +229,8 @@ class SamplerSuite(Suite):
         allowed = np.array([i in (0, 1, 4, 6, 7, 9, 11) for i in range(VOCAB)])
         for case in self.cases()[:6]:
             counts = self.count(case, torch.from_numpy(allowed))
+            wrong = np.flatnonzero(counts * ~allowed).tolist()
+            assert not wrong, f"{case or 'no filter'}: tokens {wrong} were drawn, which the mask forbids"
             self.check(counts, self.wanted(case, np.where(allowed, LOGITS, -INF)), case)
 
     def test_rows_without_a_finite_logit_draw_minus_one(self) -> None:
@@ -241,7 +244,9 @@ class SamplerSuite(Suite):
         for case in self.cases():
             drawn = self.draw(self.admitted([case] * 6), logits, masks=masks)
             alone = self.draw(self.admitted([case] * 6), good.expand(6, -1))
-            assert drawn.tolist() == [int(alone[0]), -1, -1, -1, -1, int(alone[5])], f"{case}: {drawn.tolist()}"
+            found, want = drawn.tolist(), alone.tolist()
+            assert found[1:5] == [-1] * 4, f"{case}: rows of NaN, with a NaN, of -inf, all masked: {found[1:5]}, right: -1 each"
+            assert found[::5] == want[::5], f"{case}: beside such rows the others draw {found[::5]}, alone {want[::5]}"
 
     def test_padding_has_a_slot_of_its_own(self) -> None:
         """Slot max_num_seqs is drawn for padded rows, and never admitted: no error, no influence."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.broken_kit import allocators, schedulers
+from tests.broken_kit import allocators, archs, attention, samplers, schedulers
 
-DEFECTS = [*schedulers.DEFECTS, *allocators.DEFECTS]
+DEFECTS = [*schedulers.DEFECTS, *allocators.DEFECTS, *attention.DEFECTS, *archs.DEFECTS, *samplers.DEFECTS]
