@@ -65,3 +65,12 @@ def check(defect: Defect, reports: Reports) -> None:
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.kind}-{d.name}")
 def test_every_defect_is_named(defect: Defect, reports: Reports) -> None:
     check(defect, reports)
+
+
+@pytest.mark.nightly
+def test_whole_suites_find_every_defect() -> None:
+    """As an author runs them: all tests of each suite, state machines too."""
+    reports = run(None)
+    for defect in DEFECTS:
+        check(defect, reports)
+        assert "test_declaration" in reports.passed[defect.title], defect.name
