@@ -91,7 +91,7 @@ class BenchSettings:
     peer: str | None = setting(None, "another engine that runs the same loads in turn: vllm; each gets half of the memory")
     profile_steps: int = setting(64, "profile=true: steps that are traced")
     records: bool = setting(True, "write steps.jsonl, requests.jsonl and timeline.json")
-    record: bool = setting(False, "write schedule.jsonl, for scheduler=replay")
+    record_schedule: bool = setting(False, "write schedule.jsonl, which scheduler=replay follows")
     slo_ttft_ms: float | None = setting(None, "goodput: longest time to the first token; null: not asked for")
     slo_tpot_ms: float | None = setting(None, "goodput: longest time per output token after the first")
     slo_e2e_ms: float | None = setting(None, "goodput: longest time from end to end")

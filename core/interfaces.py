@@ -68,8 +68,8 @@ class Component:
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
     """Facts for others: architectures, gguf_architectures, shares (arch, see core.shares), auto_rank (highest goes first),
-    auto_reason (what was measured), wants_history (sampler), prefix_cache (kv_allocator), max_wait_steps and max_overtaken
-    (scheduler, see docs/testing.md), and any that capabilities name as "SLOT.NAME"."""
+    auto_reason (what was measured), wants_history (sampler), prefix_cache (kv_allocator), max_wait_steps, max_overtaken,
+    serves_only (scheduler, see docs/testing.md), and any that capabilities name as "SLOT.NAME"."""
     probe: str = ""  # "module:function", called with the settings -> Probe; only when chosen
     api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
 

@@ -227,6 +227,7 @@ class _Resolver:
     def _others(self, kind: str, found: Mapping[str, Found], accepts: Callable[[Component], bool]) -> list[str]:
         """The first three options of a slot but its present one: those that accept everything else too, if there are any."""
         others = [f for f in self.registry.options(kind) if f.component.name != found[kind].component.name and kind != "arch"]
+        others = [f for f in others if "serves_only" not in f.component.provides]
         others = [f for f in others if not missing(f.component) and accepts(f.component)]
         fitting = [f for f in others if self._fits(f, {**found, kind: f})]
         return [f"{kind}={f.component.name}" for f in sorted(fitting or others, key=lambda f: _rank(f.component))][:3]

@@ -45,9 +45,9 @@ def test_defaults_need_no_override() -> None:
         ("++attention.typo=2", "attention=auto has no settings of its own; name the option that is meant, attention=NAME"),
         ("block_size=abc", "unknown setting block_size; did you mean kv_allocator.block_size?"),
         ("kv_allocator.block_size=abc", "kv_allocator.block_size must be a whole number >= 1 or auto, got 'abc'"),
-        ("scheduler=[a,b]", "scheduler takes one of fcfs, mixed, got [a,b]; to try each in turn: -m scheduler=a,b"),
-        ("scheduler=[fcfs,mixed]", "scheduler takes one of fcfs, mixed, got [fcfs,mixed]"),
-        ("~scheduler", "scheduler has no option; give one: scheduler=fcfs or mixed"),
+        ("scheduler=[a,b]", "scheduler takes one of fcfs, mixed, replay, got [a,b]; to try each in turn: -m scheduler=a,b"),
+        ("scheduler=[fcfs,mixed]", "scheduler takes one of fcfs, mixed, replay, got [fcfs,mixed]"),
+        ("~scheduler", "scheduler has no option; give one: scheduler=fcfs or mixed or replay"),
     ],
 )
 def test_what_hydra_lets_pass(override: str, text: str) -> None:

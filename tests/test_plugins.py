@@ -65,7 +65,7 @@ def test_two_distributions_with_one_plugin_name(site: Site) -> None:
     with pytest.raises(PluginError, match=r"named shared: (acme|bolt) 1\.0 and (acme|bolt) 1\.0; plugins\.block="):
         site.discover()
     registry = site.discover(block=["bolt"])
-    assert [f.component.name for f in registry.options("scheduler")] == ["a", "fcfs", "mixed"]
+    assert [f.component.name for f in registry.options("scheduler")] == ["a", "fcfs", "mixed", "replay"]
 
 
 def test_a_misspelt_hook(site: Site) -> None:

@@ -33,6 +33,7 @@ class Run:
     counts: dict[str, int]  # the engine's counters, as differences
     block_size: int
     num_blocks: int
+    overlap: int
     padded_rows: int | None  # rows that captured graphs computed for nothing; None where the executor does not tell
 
     def record(self) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def measure(
         counts={name: value - before[name] for name, value in engine.stats.as_dict().items()},
         block_size=engine.context.block_size,
         num_blocks=engine.context.num_blocks,
+        overlap=engine.overlap,
         padded_rows=None if after is None or padded is None else after - padded,
     )
 

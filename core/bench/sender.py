@@ -68,7 +68,7 @@ class Sender:
             said = self.requests[former]
             assert said is not None
             tokens = said.tokens + tokens
-        labels = dict(load.labels[index]) if load.labels else {}
+        labels = {"run": load.seed, "place": index, **(load.labels[index] if load.labels else {})}
         sent = self.engine.clock() if due is None else due
         if "deadline" in labels:
             labels["deadline"] += sent  # on the engine's clock from here on

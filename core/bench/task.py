@@ -20,8 +20,9 @@ from core.bench.measure import Run, measure
 from core.bench.metrics import medians
 from core.bench.peer import VLLMPeer, import_vllm
 from core.bench.profile import Tracer
-from core.bench.records import write_records
+from core.bench.records import write_lines, write_records
 from core.bench.report import table
+from core.bench.schedule import SCHEDULE, Recorder, schedule_lines
 from core.bench.summary import flat_metrics
 from core.bench.values import Hardware, Slo
 from core.bench.walk import walk
@@ -47,6 +48,7 @@ class Bench:
         self.config = composed.config
         self.llm = LLM.from_composed(composed, resolved)
         self.resolved, self.where = self.llm.resolved, torch.device(self.llm.resolved.device)
+        self.schedules: list[tuple[Run, Recorder]] = []  # of every run, where they are wanted
 
     def load(self, number: int) -> tuple[Load, list[SamplingParams]]:
         """Run `number`'s requests, checked; ValueError if one of them does not fit into the engine's limits."""
@@ -71,7 +73,11 @@ class Bench:
         load, params = self.load(number)
         self.llm.engine.kv.forget(None)
         gc.collect()
-        return measure(self.llm.engine, load, params, self.where, tracer.on_step if tracer else None)
+        recorder = Recorder() if self.config.bench.record_schedule else None
+        run = measure(self.llm.engine, load, params, self.where, tracer.on_step if tracer else None, recorder)
+        if recorder:
+            self.schedules.append((run, recorder))
+        return run
 
     def hardware(self, machine: Machine) -> Hardware:
         """What the shares of the limit refer to. machine: one device."""
@@ -94,7 +100,7 @@ class Bench:
 
 def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None) -> dict[str, Any]:
     """Run the task; what result.json holds. bench.json holds the benchmark alone, with what it was run on."""
-    for name in ("bench.json", "result.json"):  # a failing run must not be taken for an older one
+    for name in ("bench.json", "result.json", SCHEDULE):  # a failing run must not be taken for an older one
         (run_dir / name).unlink(missing_ok=True)
     started, share = time.perf_counter(), composed.config.gpu_memory_utilization / 2
     if composed.config.bench.peer:
@@ -120,6 +126,10 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
     walks, slo = [walk(run) for run in runs], _slo(composed)
     if composed.config.bench.records:
         write_records(run_dir, runs, walks, slo)
+    if bench.schedules:
+        made_with = {kind: choices[kind]["name"] for kind in ("scheduler", "kv_allocator")}
+        made_with["load"] = composed.load
+        write_lines(run_dir / SCHEDULE, (line for pair in bench.schedules for line in schedule_lines(*pair, made_with)))
     head = {
         "plugins": choices,
         "settings": composed.raw,

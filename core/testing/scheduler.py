@@ -10,7 +10,7 @@ where 0 means that nothing is claimed):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -34,6 +34,11 @@ class SchedulerSuite(Suite):
 
     kind = "scheduler"
     allocators: ClassVar[Sequence[str]] = ("block_hash", "paged")  # options of kv_allocator to run with
+
+    def setup_method(self, method: Callable[..., object]) -> None:
+        """What serves certain requests only is tested by its author, with these."""
+        if method.__name__ != "test_declaration" and (only := self.declared().provides.get("serves_only")):
+            pytest.skip(f"scheduler={self.declared().name} serves only {only}")
 
     def engine(self, allocator: str = "block_hash", **limits: Any) -> FakeEngine:
         """A fake engine under this scheduler; `limits` are those of core.testing.fake.make_engine."""

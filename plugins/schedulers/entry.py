@@ -30,6 +30,13 @@ class MixedSettings:
             raise ValueError(f"scheduler.max_chunk must be >= 0 (0: off), got {self.max_chunk}")
 
 
+@dataclass
+class ReplaySettings:
+    """A recorded run, step by step."""
+
+    file: str | None = setting(None, "schedule.jsonl of a run with bench.record_schedule=true")
+
+
 @hookimpl
 def inferlab_components() -> Iterable[Component]:
     yield Component(
@@ -47,4 +54,13 @@ def inferlab_components() -> Iterable[Component]:
         settings=MixedSettings,
         summary="every running request first, prompt chunks with what is left of the budget",
         provides={"max_wait_steps": 0, "max_overtaken": 0},
+    )
+    yield Component(
+        kind="scheduler",
+        name="replay",
+        target="plugins.schedulers.replay:Replay",
+        settings=ReplaySettings,
+        summary="the steps of a recorded benchmark again, so that all else can be compared under the same plans",
+        provides={"serves_only": "the load that was recorded"},
+        probe="plugins.schedulers.replay:probe",
     )
