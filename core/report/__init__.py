@@ -1,0 +1,16 @@
+"""The report of a sweep: results.csv, report.md, report.html and plots, from what its cells left. Described in docs/reports.md.
+
+Whatever is heavy (pandas, matplotlib, jinja2) is imported when a report is written, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write(folder: Path | str, metrics: Sequence[str] = ()) -> list[Path]:
+    """Everything, into the folder of the sweep. metrics: further ones to compare, by name. Answers what was written."""
+    from core.report.files import write_report
+
+    return write_report(Path(folder), metrics)

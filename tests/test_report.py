@@ -1,0 +1,161 @@
+"""Reports of sweeps: what a reader must see is there, and the verdicts are right."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.report.__main__ import main
+from core.report.noise import Difference, beyond, critical, difference, holm, median_interval
+from core.sweep.records import CellRecord, SweepRecord, write_sweep
+
+ROOT = Path(__file__).parent.parent
+FACTORS = {"scheduler": ["fcfs", "mixed"], "kv_allocator": ["block_hash", "paged"]}
+Values = Mapping[str, tuple[float, str]]
+
+
+def slot(name: str) -> dict[str, Any]:
+    return {"name": name, "distribution": "inferlab", "version": "0.1.0", "settings": {}, "reason": "auto", "target": "x:Y"}
+
+
+def make_sweep(
+    folder: Path,
+    measure: Callable[[dict[str, str], int], Values],
+    factors: Mapping[str, Sequence[str]] = FACTORS,
+    repeats: int = 5,
+    endings: Mapping[str, tuple[str, str]] | None = None,  # hash -> status, reason
+    commit: str = "abc",
+    **more: Any,
+) -> SweepRecord:
+    """As a real one leaves it; measure: (factors, repeat) -> metrics."""
+    cells = []
+    for repeat, values in product(range(repeats), product(*factors.values())):
+        chosen = dict(zip(factors, values, strict=True))
+        name = "-".join(values) or "one"
+        status, reason = (endings or {}).get(name, ("ok", ""))
+        place = folder / "jobs" / name / str(repeat)
+        place.mkdir(parents=True, exist_ok=True)
+        plugins = {"scheduler": slot(chosen.get("scheduler", "fcfs")), "attention": slot("sdpa")}
+        environment = {"host": "here", "commit": commit, "packages": {"torch": "2.13"}, "argv": [name]}
+        if status == "ok":
+            metrics = {k: {"value": v, "unit": u, "low": None, "high": None} for k, (v, u) in measure(chosen, repeat).items()}
+            settings = {**chosen, "load": {"rate": 8.0}, "seed": 0, "sweep": {"repeat": repeat}}
+            bench = {"metrics": metrics, "model": "tiny", "load": "poisson", "dtype": "float32"}
+            result = {"settings": settings, "plugins": plugins, "environment": environment, "bench": bench, "seed": 0}
+            (place / "result.json").write_text(json.dumps({**result, "metrics": {}}))
+        overrides = ["task=bench", *(f"{k}={v}" for k, v in chosen.items()), "load.rate=8"]
+        command = ["python", "-m", "core.run", *overrides, "prompts=['a b']"]
+        record = CellRecord(name, repeat, chosen, overrides, status, reason, 1.0, f"jobs/{name}/{repeat}", plugins, environment)
+        cells.append(CellRecord(**{**asdict(record), "command": command}))
+    asked = {k: list(v) for k, v in factors.items()}
+    known = {"repeats": repeats, "planned": len(cells), **more}
+    sweep = SweepRecord(["/bin/python", "-m", "core.run", "-m"], 1e9, 1e9 + 90, False, asked, cells, **known)
+    write_sweep(folder, sweep)
+    return sweep
+
+
+def noisy(seed: int, scatter: float = 0.03, drift: float = 0.0, effects: Mapping[str, float] | None = None) -> Any:
+    """Metrics with noise; effects: what a value of a factor multiplies them with."""
+    rng = np.random.default_rng(seed)
+    machine = drift * rng.standard_normal()
+
+    def measure(chosen: dict[str, str], repeat: int) -> Values:
+        true = float(np.prod([(effects or {}).get(value, 1.0) for value in chosen.values()]))
+        names = {"throughput_tok_s": 100.0, "ttft_ms_p50": 50.0, "tpot_ms_p50": 10.0, "itl_ms_p99": 30.0, "e2e_ms_p50": 500.0}
+        draws = rng.standard_normal(len(names))
+        found = {
+            name: (base * true * float(np.exp(machine + scatter * z)), "ms")
+            for (name, base), z in zip(names.items(), draws, strict=True)
+        }
+        return {**found, "hit_rate": (0.75 if chosen.get("kv_allocator") == "block_hash" else 0.0, "")}
+
+    return measure
+
+
+def test_students_t() -> None:
+    """Against the printed tables."""
+    for df, t in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (8, 2.306), (16, 2.120), (30, 2.042)):
+        assert critical(0.05, df) == pytest.approx(t, abs=1e-3)
+        assert beyond(t, df) == pytest.approx(0.05, abs=1e-4)
+    assert critical(0.001, 5) == pytest.approx(6.869, abs=1e-3) and beyond(0.0, 7) == 1.0
+
+
+def test_differences_and_their_noise() -> None:
+    """Welch's test by hand; no noise is certainty; one repeat says nothing."""
+    found = difference([np.array([1.0, 2, 3]), np.array([5.0, 6, 7, 8])], [-1, 1])
+    assert found.estimate == pytest.approx(4.5) and found.error == pytest.approx((1 / 3 + 5 / 12) ** 0.5) and found.df == 4
+    exact = difference([np.array([1.0, 1]), np.array([2.0, 2])], [-1, 1])
+    assert exact.p == 0.0 and exact.interval == (1.0, 1.0)
+    assert difference([np.array([1.0, 1]), np.array([1.0, 1])], [-1, 1]).p == 1.0
+    assert difference([np.array([1.0]), np.array([2.0, 3])], [-1, 1]) == Difference(1.5)
+    assert Difference(1.5).p is None and Difference(1.5).interval is None
+    assert holm([0.04, None, 0.01, 0.9]) == [pytest.approx(0.08), None, pytest.approx(0.03), 0.9]
+
+
+def test_intervals_of_medians() -> None:
+    """Five repeats: smallest to largest holds the median in 94 of 100 cases; more repeats allow less."""
+    assert median_interval([3, 1, 2, 5, 4]) == (1, 5, 0.9375)
+    assert median_interval([7.0]) == (7.0, 7.0, 0.0)
+    low, high, sure = median_interval(list(range(20)))
+    assert (low, high) == (5, 14) and sure == pytest.approx(0.9586, abs=1e-4)
+
+
+def test_results_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each cell and repeat; the reader sees what changed, what was equal, medians with their spread, verdicts,
+    reasons, and how to run a cell again."""
+    endings = {"mixed-paged": ("failed", "no | luck\nat all")}
+    make_sweep(tmp_path, noisy(0, effects={"mixed": 1.5}), endings=endings)
+    assert main([str(tmp_path)]) == 0
+    assert str(tmp_path / "report.md") in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert len(rows) == 20 and [r["status"] for r in rows].count("failed") == 5
+    assert list(rows[0])[:6] == ["hash", "repeat", "status", "scheduler", "kv_allocator", "throughput_tok_s"]
+    assert float(rows[0]["itl_ms_p99"]) > 0 and rows[3]["itl_ms_p99"] == "" and rows[3]["reason"].startswith("no | luck")
+    text = (tmp_path / "report.md").read_text()
+    assert "**15 of 20 runs are ok (5 failed)" in text
+    assert "| `scheduler` | fcfs, mixed |" in text and "| attention | sdpa (inferlab 0.1.0) |" in text
+    assert "| load.rate | 8 |" in text and "| commit | abc |" in text
+    assert "| mixed | paged | failed | 0 | - |" in text and r"no \| luck at all" in text
+    assert re.search(r"\| scheduler: fcfs → mixed \| throughput_tok_s \| \+(4|5)\d % \| \+4\d % to \+5\d % \| \*\*better", text)
+    assert "**worse**" in text and "**better**" in text and "no difference beyond noise" in text
+    assert "python -m core.run task=bench scheduler=fcfs kv_allocator=block_hash load.rate=8 'prompts=['\"'\"'a b'" in text
+
+
+def test_what_is_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One message, with the way out."""
+    assert main([str(tmp_path)]) == 1
+    assert "give the folder of a sweep" in capsys.readouterr().err
+    make_sweep(tmp_path, noisy(0), repeats=1)
+    assert main([str(tmp_path), "--metrics", "itl_ms_p95"]) == 1
+    err = capsys.readouterr().err
+    assert "did you mean itl_ms_p99" in err and err.count("error: ") == 1
+
+
+def test_one_repeat_says_nothing_about_noise(tmp_path: Path) -> None:
+    make_sweep(tmp_path, noisy(0, effects={"mixed": 2.0}), repeats=1)
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "nothing can be said about noise" in text
+        and "one repeat: noise unknown" in text
+        and "better" not in text.split("##")[4]
+    )
+
+
+def test_starting_a_run_loads_nothing_of_the_report() -> None:
+    """pandas and matplotlib cost a second."""
+    heavy = "('pandas', 'matplotlib', 'core.report')"
+    code = f"import sys, core.cli\ncore.cli.main(['--cfg', 'job'])\nprint([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
