@@ -71,7 +71,7 @@ class Component:
     auto_reason (what was measured), wants_history (sampler), prefix_cache (kv_allocator), max_wait_steps, max_overtaken,
     serves_only (scheduler, see docs/testing.md), and any that capabilities name as "SLOT.NAME"."""
     probe: str = ""  # "module:function", called with the settings -> Probe; only when chosen
-    api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for
+    api: tuple[int, int] = (1, 0)  # the API_VERSION that the plugin was written for; not stated: 1.0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import json
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
@@ -20,9 +21,18 @@ import pluggy
 
 from core import hooks
 from core.errors import did_you_mean
-from core.interfaces import ENTRY_POINT_GROUP, PROJECT, Component, hookimpl
-from core.plugins.checks import PluginError, component_problems, hook_problems, import_light
-from core.plugins.loading import construct
+from core.interfaces import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Component, hookimpl
+from core.plugins.checks import (
+    MODULE_API,
+    PluginError,
+    api_problems,
+    component_problems,
+    hook_problems,
+    import_hint,
+    import_light,
+    written_for,
+)
+from core.plugins.loading import construct, find
 from core.plugins.presets import package_problems
 
 __all__ = ["Found", "Plugin", "PluginError", "Registry", "discover", "survey"]
@@ -179,12 +189,21 @@ def _load(registry: Registry, plugin: Plugin, entry: metadata.EntryPoint) -> Non
     try:
         _ask(registry.manager, plugin, entry)
     except (Exception, SystemExit) as error:
-        plugin.problems.append(f"{type(error).__name__}: {error}{_place(error)}")
+        text = f"{type(error).__name__}: {error}"
+        plugin.problems += [*_written_for(entry), f"{text}{_place(error)}{import_hint(error)}"]
     plugin.problems[:] = [" ".join(text.split()) for text in plugin.problems]
     for component in plugin.components if not plugin.problems else ():
         _add(registry, plugin, component)
     if plugin.problems and registry.manager.has_plugin(entry.name):
         registry.manager.unregister(name=entry.name)
+
+
+def _written_for(entry: metadata.EntryPoint) -> list[str]:
+    """The versions that its source names, where they are not ours."""
+    with suppress(OSError, UnicodeDecodeError):
+        spec = find(entry.module)
+        return list(dict.fromkeys(written_for(Path(spec.origin).read_text("utf-8")))) if spec and spec.origin else []
+    return []
 
 
 def _place(error: BaseException) -> str:
@@ -200,6 +219,7 @@ def _ask(manager: pluggy.PluginManager, plugin: Plugin, entry: metadata.EntryPoi
         module, plugin.problems = import_light(entry)
     finally:
         plugin.seconds = time.perf_counter() - started
+    plugin.problems += api_problems("it", getattr(module, MODULE_API, API_VERSION))
     plugin.problems += hook_problems(manager, module)
     if plugin.problems:
         return

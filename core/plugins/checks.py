@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -40,6 +42,7 @@ KINDS: dict[str, type[Part]] = {
     "executor": Executor,
 }
 HEAVY = ("torch", "triton", "flash_attn")
+MODULE_API = "INFERLAB_API"  # in an entry module: the API version that its hooks are written for
 HOOKS = [name for name in vars(hooks) if name.startswith("inferlab_")]
 
 
@@ -93,9 +96,7 @@ def component_problems(component: Any) -> Iterator[str]:
         yield f"inferlab_components must give Component objects, got {component!r}"
         return
     label = f"{component.kind}={component.name}"
-    if component.api[0] != API_VERSION[0] or component.api[1] > API_VERSION[1]:
-        wanted, ours = version_text(component.api), version_text(API_VERSION)
-        yield f"{label} is written for plugin API {wanted}, this inferlab has {ours}; install matching versions"
+    yield from api_problems(label, component.api)
     if component.kind not in KINDS:
         yield f"{label}: no such kind{did_you_mean(component.kind, KINDS)} Kinds: {', '.join(KINDS)}"
     if not re.fullmatch(r"[A-Za-z][\w.-]*", component.name) or component.name == "auto":
@@ -124,6 +125,45 @@ def _settings_problems(label: str, component: Component) -> Iterator[str]:
             yield f"{label}: {settings.__name__} has a field of a type that settings cannot have: {error}"
     if component.kind == "kv_allocator" and not issubclass(component.settings, KVSettings):
         yield f"{label}: settings of a KV allocator extend core.interfaces.KVSettings (block_size is the core's word)"
+
+
+def api_problems(label: str, wanted: Any) -> Iterator[str]:
+    """The version of the interface that something was written for: the same major number, and no later minor one."""
+    if not isinstance(wanted, tuple) or [type(n) for n in wanted] != [int, int]:
+        yield f"{label}: a version of the plugin API is (MAJOR, MINOR), got {wanted!r}"
+    elif wanted[0] != API_VERSION[0] or wanted[1] > API_VERSION[1]:
+        newer = "a newer inferlab, or an older version of this plugin"
+        way = newer if wanted > API_VERSION else "a newer version of this plugin, or an older inferlab"
+        yield (
+            f"{label} is written for plugin API {version_text(wanted)}, this inferlab has {version_text(API_VERSION)}; "
+            f"install {way}"
+        )
+
+
+def written_for(source: str) -> Iterator[str]:
+    """Of an entry module that cannot be imported: what its source says of the API version. It may be the cause."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        value: ast.expr | None = None
+        if isinstance(node, ast.Assign) and MODULE_API in map(ast.unparse, node.targets):
+            label, value = "it", node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Component"):
+            label, value = "its component", next((k.value for k in node.keywords if k.arg == "api"), None)
+        with contextlib.suppress(ValueError):  # computed, not written down
+            yield from api_problems(label, ast.literal_eval(value)) if value else ()
+
+
+def import_hint(error: BaseException) -> str:
+    """A name that the interface does not have comes from another version of it, or is misspelt."""
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "core":
+        found = re.search(r"cannot import name '(\w+)'", str(error))
+        known = [n for n in vars(sys.modules.get(error.name or "", object)) if not n.startswith("_")] if found else []
+        hint = did_you_mean(found[1], known) if found else "."
+        return f"{hint} This inferlab has plugin API {version_text(API_VERSION)}: is the plugin written for another one?"
+    return ""
 
 
 def version_text(version: tuple[int, ...]) -> str:

@@ -147,4 +147,5 @@ def inferlab_components() -> Iterable[Component]:
         # A word of its own in config.json. Llama checkpoints stay with arch=llama unless arch=my-plugin is given.
         provides={"architectures": ("MyPluginForCausalLM",)},
         capabilities={"tensor_parallel_size": OneOf(1)},
+        api=(1, 0),
     )

@@ -111,4 +111,5 @@ def inferlab_components() -> Iterable[Component]:
         summary="exact attention in passes over some blocks at a time, in plain PyTorch",
         capabilities={"graphs": OneOf(False)},  # `plan` reads from the device: it cannot be captured
         prefers={"block_size": (16,)},
+        api=(1, 0),
     )

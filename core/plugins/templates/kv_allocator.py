@@ -131,4 +131,5 @@ def inferlab_components() -> Iterable[Component]:
         settings=Settings,
         summary="prefix cache that gives up the least used block first",
         provides={"prefix_cache": True},
+        api=(1, 0),
     )

@@ -115,4 +115,5 @@ def inferlab_components() -> Iterable[Component]:
             "graphs": OneOf(False),
             "tensor_parallel_size": OneOf(1),
         },
+        api=(1, 0),
     )

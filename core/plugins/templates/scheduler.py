@@ -68,4 +68,5 @@ def inferlab_components() -> Iterable[Component]:
         target="my_plugin:MyPluginScheduler",
         settings=Settings,
         summary="shortest remaining first; nobody waits longer than `patience`",
+        api=(1, 0),
     )
