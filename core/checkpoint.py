@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from core.files import read_object
 from core.gguf_config import config_from_gguf
 from core.locate import locate, locate_package
+from core.model_settings import ModelSettings
 from core.sources import WHOLE, GGUFSource, LazyWeight, RandomSource, SafetensorsSource, Shapes, Share, Source
 
 if TYPE_CHECKING:
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
 
     from core.interfaces import Weight
     from core.text import Tokenizer
-
-
-@dataclass
-class ModelSettings:
-    """The group `model`: which model, and where its files are. Checked by `open_checkpoint`."""
-
-    path: str | None = None  # Hugging Face directory, .gguf file or hub id ORG/NAME; null: `package`
-    weights: str = "auto"  # auto: those at `path`; random: N(0, 0.02), norm weights 1, fixed by `seed`
-    config: dict[str, Any] | None = None  # in config.json's words; used where weights=random and no path gives one
-    package: str | None = None  # PACKAGE/FILE: a file inside an installed Python package; used where path is null
-    install: str = ""  # the command that provides `package`, for the error message
-    tokenizer: str = "auto"  # auto: the checkpoint's, if it has one; byte: one token per byte; none: token ids only
 
 
 @dataclass(eq=False)

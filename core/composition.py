@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from core.errors import ConfigError, did_you_mean, nearest
 from core.interfaces import NoSettings
 from core.loads import LoadSettings
+from core.model_settings import ModelSettings
 from core.plugins import Registry, discover
 from core.plugins.checks import KINDS
 from core.plugins.presets import check_clashes, files, folder
@@ -36,7 +37,6 @@ from core.vocabulary import (
     CONFIG_NAME,
     conf_dir,
     default_choices,
-    model_settings,
     parse,
     plain,
     request_names,
@@ -65,7 +65,7 @@ def world(root: type, registry: Registry) -> Iterator[None]:
     before, packages = store.repo, list(_packages)
     store.repo, _packages[:] = {"hydra": store.repo["hydra"]}, list(registry.presets)
     store.store(name="base_config", node=_base(root))
-    store.store(group="model", name="base_model", node=model_settings())
+    store.store(group="model", name="base_model", node=ModelSettings)
     store.store(group="load", name="base_load", node=LoadSettings)
     for (kind, name), found in registry.components.items():
         store.store(group=kind, name=name, node=found.component.settings, provider=str(found))
@@ -79,7 +79,7 @@ def world(root: type, registry: Registry) -> Iterator[None]:
 
 def _base(root: type) -> DictConfig:
     node = OmegaConf.structured(root)
-    node.model, node.load = OmegaConf.structured(model_settings()), OmegaConf.structured(LoadSettings)
+    node.model, node.load = OmegaConf.structured(ModelSettings), OmegaConf.structured(LoadSettings)
     return node
 
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from core.errors import ConfigError, did_you_mean
 from core.loads import LoadSettings, filled_labels
+from core.model_settings import ModelSettings
 from core.plugins import Registry
 
 AUTO_KINDS = ("attention", "arch", "executor")  # may be left to core.resolve
@@ -27,16 +28,9 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
 
 
-def model_settings() -> type:
-    """The typed group `model`."""
-    from core.checkpoint import ModelSettings  # imports numpy and readers of files: not needed to list plugins
-
-    return ModelSettings
-
-
 def preset_settings() -> dict[str, type]:
     """The groups whose options are YAML presets, and the settings that they fill."""
-    return {"model": model_settings(), "load": LoadSettings}
+    return {"model": ModelSettings, "load": LoadSettings}
 
 
 def loads_that(fill: Callable[[Any], bool]) -> list[str]:
