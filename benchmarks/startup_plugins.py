@@ -97,6 +97,7 @@ def complaints(said: dict[str, str]) -> list[str]:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Per command: the first start (modules not compiled yet), then the median and the longest of --repeats."""
     rows, said = {}, {}
+    load = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory() as folder:
         site, where = Path(folder, "site"), Path(folder, "work")
         where.mkdir()
@@ -115,6 +116,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "slow_import_s": args.slow,
         "cores": args.cores,
         "repeats": args.repeats,
+        "load_average": load,  # of the machine when it began: others may have used the cores
         "limit_s": args.limit,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("hydra-core", "pluggy")},
