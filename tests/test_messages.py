@@ -1,0 +1,29 @@
+"""docs/messages.md holds what is said now, and nothing of the machine that it was written on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/messages.md").read_text()
+
+
+def test_the_messages_are_current() -> None:
+    """All are provoked again: `python -m docs.generate_messages` brings the page up to date."""
+    command = [sys.executable, "-m", "docs.generate_messages", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_case_is_there() -> None:
+    """P1 to P4 and P6 with a message, every pair that can clash, and no folder of a machine."""
+    assert {f"P{n}" for n in (1, 2, 3, 4, 6)} <= set(re.findall(r"^\| (P\d) \|", PAGE, re.M))
+    section = PAGE.partition("## Choices that clash")[2].partition("\n## ")[0]
+    from tests.test_capabilities import PAIRS
+
+    assert [p for p in PAIRS if f"| {p} |" not in section] == []
+    assert not re.search(r"(?<![\w.~])/(?:home|root|tmp|Users|usr|work)\b", PAGE)
+    assert "Traceback" not in PAGE
