@@ -53,8 +53,8 @@ def plugin_metrics(registry: Registry, result: dict[str, Any]) -> dict[str, Any]
     found: dict[str, Any] = {}
     for hook in registry.manager.hook.inferlab_metrics.get_hookimpls():
         try:
-            metrics: Any = hook.function(result=result)
+            metrics: Any = hook.function(result=result) if hook.argnames else hook.function()
             found |= {name: asdict(metric) for name, metric in metrics.items()}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)
     return found

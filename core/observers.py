@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -31,7 +33,7 @@ class Observers:
             name, call = observer
             try:
                 call(record=record)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self.failed[name] = f"{type(error).__name__}: {error}"
                 observers.remove(observer)
                 log.warning("observer %s raised %s and is switched off", name, self.failed[name])
@@ -40,7 +42,13 @@ class Observers:
 def _implementations(manager: pluggy.PluginManager | None, hook: str) -> list[Observer]:
     if manager is None:
         return []
-    return [(impl.plugin_name, impl.function) for impl in getattr(manager.hook, hook).get_hookimpls()]
+    return [(impl.plugin_name, _caller(impl)) for impl in getattr(manager.hook, hook).get_hookimpls()]
+
+
+def _caller(implementation: Any) -> Callable[..., Any]:
+    """An implementation may leave the record out, as with every argument of a hook."""
+    function = implementation.function
+    return function if implementation.argnames else lambda record: function()
 
 
 def step_record(engine: Engine, chunks: list[Chunk], evictions: int, now: float) -> StepRecord:
@@ -66,6 +74,6 @@ def request_record(request: Request) -> RequestRecord:
         finish_reason=request.finish_reason,
         num_prompt=request.num_prompt,
         num_generated=len(request.tokens) - request.num_prompt,
-        metrics=request.metrics,
-        labels=request.labels,
+        metrics=replace(request.metrics),  # an observer gets nothing that it could change
+        labels=MappingProxyType(dict(request.labels)),
     )

@@ -116,6 +116,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
         peer = VLLMPeer(llm.resolved, share) if composed.config.bench.peer else None
         runs, repeats = _repeats(bench, peer)
         trace = _traced(bench, run_dir) if composed.config.profile else None
+        failed = dict(llm.engine.observers.failed)
         memory, stats = device.peak_memory(bench.where), llm.engine.stats.as_dict()
     machine = ceilings(bench.where)
     for run, record in zip(runs, repeats, strict=True):
@@ -150,7 +151,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
         "peer": {"name": "vllm", "version": peer.version, "share": share} if peer else None,
         "profile": trace,
     }
-    result = {**head, "bench": found, "engine": stats}
+    result = {**head, "bench": found, "engine": stats, "failed_observers": failed}
     result["metrics"] = plugin_metrics(composed.registry, result)
     write_tokens(run_dir, [run.requests for run in runs])
     write_json(run_dir / "bench.json", {**head, **found})

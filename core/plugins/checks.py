@@ -83,6 +83,8 @@ def hook_problems(manager: pluggy.PluginManager, plugin: Any) -> Iterator[str]:
             yield f"{name} lacks the decorator: @hookimpl from core.interfaces"
         elif name == "inferlab_build" and not options["wrapper"]:
             yield "inferlab_build must be a wrapper: @hookimpl(wrapper=True), then `part = yield; return part`"
+        elif name != "inferlab_build" and (options["wrapper"] or options["hookwrapper"]):
+            yield f"{name} cannot be a wrapper: only inferlab_build is one; decorate it with @hookimpl alone"
         known = inspect.signature(getattr(hooks, name)).parameters
         for argument in inspect.signature(getattr(plugin, name)).parameters:
             if argument not in known:
