@@ -84,9 +84,7 @@ def test_the_result_names_the_culprit(
 ) -> None:
     """One line on stderr, the same in result.json; the answers are there."""
     metrics = "@hookimpl\ndef inferlab_metrics():\n    raise SystemExit(2)\n"
-    site.add("loud", RAISES.format(error="ValueError(\"oops\")") + metrics)
-        "loud", RAISES.format(error='ValueError("oops")') + "@hookimpl\ndef inferlab_metrics():\n    raise SystemExit(2)\n"
-    )
+    site.add("loud", RAISES.format(error='ValueError("oops")') + metrics)
     monkeypatch.chdir(tmp_path)
     settings = ["model=tiny-llama", "device=cpu", "prompts=[abc]", "sampling.max_tokens=3", "hydra.run.dir=out"]
     assert main(settings) == 0
