@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,14 @@ ROWS: tuple[tuple[str, str, float, int], ...] = (  # label, dotted key, factor, 
     ("peer: seconds", "peer.seconds", 1, 3),
     ("times as fast as the peer", "peer.speedup", 1, 2),
 )
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three digits with the prefix that fits: 0.00042 s -> 420 us."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n")):
+        if abs(value) >= factor * (1 if unit != "s" or factor <= 1 else math.inf):
+            return f"{value / factor:,.3g} {prefix}{unit}" if value / factor < 1000 else f"{value / factor:,.0f} {prefix}{unit}"
+    return f"{value:g} {unit}"
 
 
 def look_up(record: Mapping[str, Any], key: str) -> Any:
@@ -77,13 +86,13 @@ def _feet(bench: Mapping[str, Any]) -> Iterator[str]:
     limit, machine = bench["median"]["limit"], bench["machine"]
     if limit is not None:
         yield (
-            f"limit {limit['seconds']:.3f} s = {limit['output_tokens_per_s']:,.0f} tokens/s "
-            f"at {machine['bandwidth'] / 1e12:.3f} TB/s and {machine['flops'] / 1e12:.2f} TFLOP/s, measured in this run"
+            f"limit {scaled(limit['seconds'], 's')} = {limit['output_tokens_per_s']:,.0f} tokens/s at "
+            f"{scaled(machine['bandwidth'], 'B/s')} and {scaled(machine['flops'], 'FLOP/s')}, measured in this run"
         )
     if bench["metrics"].get("saturated", {}).get("value"):
         queue = " to ".join(f"{bench['metrics'][name]['value']:.1f}" for name in ("queue_half_way", "queue_at_end"))
         yield f"saturated: requests came faster than they were served, the queue grew from {queue} requests"
-    yield "peak memory " + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in bench["memory"].items())
+    yield "memory: " + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in bench["memory"].items())
     if peer := bench["peer"]:
         yield f"peer: {peer['name']} {peer['version']}, in turn with ours, each with {peer['share']:.2f} of the memory"
     if trace := bench["profile"]:

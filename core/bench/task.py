@@ -19,6 +19,7 @@ from core.bench.limit import Machine, Sizes, limit_of
 from core.bench.measure import Run, measure
 from core.bench.metrics import medians
 from core.bench.peer import VLLMPeer, import_vllm
+from core.bench.pool import shrunk
 from core.bench.profile import Tracer
 from core.bench.records import write_lines, write_records
 from core.bench.report import table
@@ -107,7 +108,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
         import_vllm()
         composed = replace(composed, config=replace(composed.config, gpu_memory_utilization=share))
         resolved = replace(resolved or decide(composed), gpu_memory_utilization=share)
-    bench = Bench(composed, resolved or decide(composed))
+    bench = Bench(composed, shrunk(composed, resolved or decide(composed)))
     with bench.llm as llm:
         start = time.perf_counter() - started
         summary, choices = describe(llm.resolved)

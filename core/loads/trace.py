@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ class Columns:
 
 
 def _date(text: str) -> float:
-    return datetime.fromisoformat(text.strip()).timestamp()
+    """Without a zone it is UTC: the clocks of this machine's zone may change in the middle of a trace."""
+    found = datetime.fromisoformat(text.strip())
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 COLUMNS = {
