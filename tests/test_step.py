@@ -6,7 +6,7 @@ import pytest
 
 from core.interfaces import HostContext, KVSettings, Limits, Request, SamplingParams
 from core.step import Seats, StepBuilder, shared_blocks
-from core.testing.fake import VirtualClock
+from core.testing.fake import VirtualClock, check_books
 from plugins.kv_allocators.block_hash import BlockHash
 from tests.fake import make_engine
 
@@ -158,3 +158,20 @@ def test_history_only_if_wanted() -> None:
         step.grant(request(1, 3))
         plan, _ = step.seal()
         assert plan.history.tolist() == history and plan.admitted.tolist() == [[0, len(history)]]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_prefix_published_by_another_meanwhile(overlap: int) -> None:
+    """B06: equal prompts under way in turns; one publishes a block that the other computes. Every table's id has a holder."""
+    engine = make_engine("mixed", block_size=4, blocks=40, budget=6, overlap=overlap)
+    prompts = [list(range(20)), list(range(20)), [*range(12), 59, 58, 57]]
+    requests = [engine.submit(prompt, SamplingParams(temperature=0, max_tokens=6)) for prompt in prompts]
+    while engine.busy:
+        engine.step()
+        check_books(engine)
+    alone = [make_engine("mixed", block_size=4, blocks=40) for _ in prompts]
+    for one, prompt, shared in zip(alone, prompts, requests, strict=True):
+        same = one.submit(prompt, SamplingParams(temperature=0, max_tokens=6))
+        while one.busy:
+            one.step()
+        assert shared.tokens == same.tokens
