@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from core.bench.task import run_job
 from core.config import compose
 from core.errors import ConfigError
 from core.loads import LoadSettings, draw_load
+from core.loads.settings import ARRIVALS
+
+ROOT = Path(__file__).parent.parent
 
 MANY = LoadSettings(num_requests=4000, input_min=1, input_max=1, output_min=1, output_max=1, rate=5.0)
 
@@ -101,3 +106,30 @@ def test_numbers_for_people() -> None:
     numbers = [(0.00042, "s"), (3.72, "s"), (1500.0, "s"), (21.3e9, "B/s"), (4.3e12, "B/s"), (790e12, "FLOP/s"), (0.0, "s")]
     texts = ["420 us", "3.72 s", "1,500 s", "21.3 GB/s", "4.3 TB/s", "790 TFLOP/s", "0 s"]
     assert [scaled(*number) for number in numbers] == texts
+
+
+def shown(value: object) -> str:
+    return "null" if value is None else f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
+def test_the_page_of_loads_is_current() -> None:
+    """docs/loads.md: every setting with default and meaning, every preset with its comment, every arrival; nothing else."""
+    page, default = (ROOT / "docs/loads.md").read_text(), LoadSettings()
+    rows = [f"| `load.{f.name}` | {shown(getattr(default, f.name))} | {f.metadata['doc']} |" for f in fields(LoadSettings)]
+    assert [line for line in page.splitlines() if line.startswith("| `load.") and line.count("|") == 4][: len(rows)] == rows
+    assert page.count("\n| `load.") == len(rows) + 1  # and the head of the arrivals
+    for file in (ROOT / "conf/load").glob("*.yaml"):
+        comment = " ".join(line[2:] for line in takewhile(lambda text: text.startswith("# "), file.read_text().splitlines()))
+        assert f"| `{file.stem}` | {comment} |" in page, f"{file.name}: its row in docs/loads.md is out of date"
+    assert all(f"| `{arrival}` | " in page for arrival in ARRIVALS)
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    """docs/metrics.md has a row for each metric that core/bench/values.py names, and for nothing else."""
+    source = (ROOT / "core/bench/values.py").read_text()
+    named = set(re.findall(r'^\s+"(\w+)": \(', source, re.M)) | set(re.findall(r'found\["(\w+)"\]', source))
+    named |= set(re.findall(r'\{"(\w+)": \(', source))
+    named |= {f"step_{part}_us" for part in ("schedule", "prepare", "launch", "wait", "commit")}
+    page = (ROOT / "docs/metrics.md").read_text().partition("## Files")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.M)
+    assert len(rows) == len(set(rows)) and set(rows) == named
