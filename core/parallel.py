@@ -1,11 +1,19 @@
-"""The tensor-parallel group of a rank."""
+"""The tensor-parallel group of a rank: none for one rank, else gloo on a CPU and NCCL on GPUs.
+
+A group is an object of its own, not torch's global one: several engines may live in one process.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+PATIENCE = timedelta(days=7)  # of a collective: who is dead is found by process handle and connection, not by waiting
 
 
 class Solo:
@@ -13,6 +21,7 @@ class Solo:
 
     rank: int = 0
     size: int = 1
+    neighbours: int = 1  # ranks on this machine, which share its cores and memory
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over one rank: `x` itself."""
@@ -21,3 +30,70 @@ class Solo:
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """The parts of one rank side by side: `x` itself."""
         return x
+
+    def least(self, value: int) -> int:
+        """The smallest of one value."""
+        return value
+
+    def check(self) -> None:
+        """Nobody else can be gone."""
+
+
+class Group:
+    """This rank's end of a group of `size`. Collectives run on the current stream and may be captured in a graph."""
+
+    def __init__(
+        self, store: Any, rank: int, size: int, device: torch.device, *, neighbours: int, address: str | None = None
+    ) -> None:
+        """store: a torch.distributed store that all ranks reach. address: of this machine, where gloo listens."""
+        import torch
+        import torch.distributed
+
+        dist: Any = torch.distributed  # its type stubs lack the options
+        self.rank, self.size, self.device, self.neighbours = rank, size, device, neighbours
+        self.check: Callable[[], None] = lambda: None  # raises once another rank is known to be gone
+        self._sum, self._least = dist.AllreduceOptions(), dist.AllreduceOptions()
+        self._least.reduceOp = dist.ReduceOp.MIN
+        if device.type == "cpu":
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = PATIENCE
+            where = {"hostname": address} if address else {}
+            make = dist.ProcessGroupGloo.create_device if address else dist.ProcessGroupGloo.create_default_device
+            options._devices = [make(**where)]
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+        else:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = PATIENCE
+            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
+            self.all_reduce(torch.zeros(1, device=device))  # connects, which no graph may capture
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, written over `x`."""
+        self._group.allreduce([x], self._sum).wait()
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The ranks' parts, side by side along `dim`, on every rank."""
+        parts = x.new_empty((self.size, *x.shape))
+        self._group._allgather_base(parts.flatten(0, 1), x.contiguous()).wait()
+        dim %= x.dim()
+        shape = (*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :])
+        return parts.movedim(0, dim).reshape(shape)
+
+    def least(self, value: int) -> int:
+        """The smallest over all ranks."""
+        import torch
+
+        x = torch.tensor([value], dtype=torch.int64, device=self.device)
+        self._group.allreduce([x], self._least).wait()
+        return int(x.item())
+
+    def close(self, *, abort: bool = False) -> None:
+        """Give the connections up. abort: other ranks are gone, whoever waits for them is to stop waiting."""
+        if self._group is None:
+            return
+        for name in ("abort",) if abort else ("shutdown", "abort"):
+            if hasattr(self._group, name):
+                getattr(self._group, name)()
+                break
+        self._group = None

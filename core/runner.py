@@ -32,7 +32,7 @@ from core.interfaces import (
     Sampler,
     StepPlan,
 )
-from core.parallel import Solo
+from core.parallel import Group, Solo
 from core.prologue import apply_prologue
 from core.resolve import Resolved
 from core.sizing import Sizing, size_pool
@@ -42,11 +42,13 @@ from core.weights import load_weights
 class Runner:
     """Built once per rank; `launch` in the order of the plans."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, parallel: Solo | Group | None = None) -> None:
+        """parallel: the group of the executor, of which this is one rank; None: the only rank."""
         started = time.perf_counter()
-        self.resolved, self.device = resolved, torch.device(resolved.device)
+        self.resolved, self.parallel = resolved, parallel or Solo()
+        self.device = self.parallel.device if isinstance(self.parallel, Group) else torch.device(resolved.device)
         if self.device.type == "cpu":
-            torch.set_num_threads(resolved.cpu_threads)
+            torch.set_num_threads(max(1, resolved.cpu_threads // self.parallel.neighbours))
         limits, self.block_size = resolved.limits, resolved.block_size
         self.model: ModelArch = resolved.build("arch", self._context(None))
         load_weights(self.model, resolved.checkpoint)
@@ -75,7 +77,7 @@ class Runner:
             dtype=getattr(torch, resolved.dtype),
             config=resolved.checkpoint.config,
             vocab_size=resolved.checkpoint.config["vocab_size"],
-            parallel=Solo(),
+            parallel=self.parallel,
             block_size=self.block_size,
             spec=spec,
             compile=resolved.compile,

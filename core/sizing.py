@@ -45,14 +45,15 @@ def size_pool(runner: Runner) -> Sizing:
     weights = sum(math.prod(shape) for shape in runner.model.weights().values()) * spec.dtype.itemsize
     activations = rest = 0
     wanted = resolved.limits.max_num_seqs * -(-resolved.limits.max_model_len // resolved.block_size)
+    neighbours = runner.parallel.neighbours  # they take their shares of the same memory
     if runner.device.type == "cpu":
-        budget = resolved.kv_memory or device.available_memory() // 4
+        budget = (resolved.kv_memory or device.available_memory() // 4) // neighbours
     else:
         wanted = 2**31  # a cache is worth having beyond what running requests need
         budget, activations, rest = _measure(runner, weights)
     count = resolved.num_kv_blocks or min(wanted, budget // bytes_per_block - 1)
     if resolved.num_kv_blocks and runner.device.type == "cpu":
-        budget = device.available_memory()  # an explicit count may take more than the default share
+        budget = device.available_memory() // neighbours  # an explicit count may take more than the default share
     need = (max(count, 1) + 1) * bytes_per_block
     if count < 1 or need > budget:
         raise ValueError(
@@ -60,7 +61,8 @@ def size_pool(runner: Runner) -> Sizing:
             f"(weights {weights / GIB:.2f}, activations {activations / GIB:.2f}, others {rest / GIB:.2f} GiB); "
             "lower num_kv_blocks, max_num_batched_tokens or max_model_len, or raise gpu_memory_utilization or kv_memory"
         )
-    return Sizing(count, bytes_per_block, need, weights, activations, rest)
+    count = runner.parallel.least(count)  # over all ranks: a block has the same number on each
+    return Sizing(count, bytes_per_block, (count + 1) * bytes_per_block, weights, activations, rest)
 
 
 def _measure(runner: Runner, weights: int) -> tuple[int, int, int]:
