@@ -1,11 +1,14 @@
-"""docs/messages.md holds what is said now, and nothing of the machine that it was written on."""
+"""docs/messages.md and docs/commands.md hold what is so now, and nothing of the machine that it was written on."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/messages.md").read_text()
@@ -27,3 +30,20 @@ def test_every_case_is_there() -> None:
     assert [p for p in PAIRS if f"| {p} |" not in section] == []
     assert not re.search(r"(?<![\w.~])/(?:home|root|tmp|Users|usr|work)\b", PAGE)
     assert "Traceback" not in PAGE
+
+
+def test_the_commands_are_current(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/commands.md; and it holds every command, every flag and every top-level setting."""
+    from core.cli import FLAGS
+    from core.config import Config
+    from core.plugins.commands import COMMANDS
+    from docs.generate_commands import main
+
+    monkeypatch.setattr(sys, "argv", ["generate_commands", "--check"])
+    assert main() == 0, capsys.readouterr().err
+    page = (ROOT / "docs/commands.md").read_text()
+    assert [c for c in COMMANDS if f"### inferlab plugins {c}\n" not in page] == []
+    assert [f for f in FLAGS if f not in page] == []
+    documented = [f.name for f in fields(Config) if f.metadata.get("doc")]
+    assert len(documented) > 15 and [name for name in documented if f"| `{name}` |" not in page] == []
+    assert "--metrics METRICS" in page
