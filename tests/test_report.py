@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 
 from core.report.__main__ import main
+from core.report.effects import effects
 from core.report.noise import Difference, beyond, critical, difference, holm, median_interval
+from core.report.table import read_table
 from core.sweep.records import CellRecord, SweepRecord, write_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -160,3 +163,60 @@ def test_starting_a_run_loads_nothing_of_the_report() -> None:
     code = f"import sys, core.cli\ncore.cli.main(['--cfg', 'job'])\nprint([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    """No outside links; what a cell says cannot break out of it; plots are inside."""
+    make_sweep(tmp_path, noisy(0), endings={"mixed-paged": ("crashed", "</script><script>alert(1)</script>")})
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "http" not in page and page.count("<script>") == 1 and page.count("data:image/png;base64,") == 2
+    assert (tmp_path / "plots/cells.png").read_bytes().startswith(b"\x89PNG")
+    assert "![" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("scatter", [0.03, pytest.param(0.2, marks=pytest.mark.nightly)])
+def test_where_nothing_differs_nothing_is_called_a_difference(tmp_path: Path, scatter: float) -> None:
+    """40 reports of equal cells: at least 9 of 10 name no difference. (Expected false alarms: at most 2 of 40.)"""
+    wrong = 0
+    for seed in range(40):
+        make_sweep(tmp_path, noisy(seed, scatter))
+        wrong += any(e.real for e in effects(read_table(tmp_path)) if e.metric.name != "hit_rate")
+    assert wrong <= 4
+
+
+def test_differences_are_found(tmp_path: Path) -> None:
+    """A change of a fifth against a scatter of 3 %, in at least 9 of 10 reports, with one outlier in each."""
+    found = 0
+    for seed in range(20):
+        measure = noisy(seed, effects={"mixed": 1.2})
+        slow = {"scheduler": "fcfs", "kv_allocator": "paged"}
+
+        def with_outlier(chosen: dict[str, str], repeat: int, measure: Any = measure, slow: Any = slow) -> Values:
+            times = 10.0 if chosen == slow and repeat == 0 else 1.0
+            return {k: (v * times, u) for k, (v, u) in measure(chosen, repeat).items()}
+
+        make_sweep(tmp_path, with_outlier)
+        real = {(e.factors, e.metric.name) for e in effects(read_table(tmp_path)) if e.real and len(e.factors) == 1}
+        found += (("scheduler",), "ttft_ms_p50") in real
+    assert found >= 18
+
+
+@pytest.mark.nightly
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """Chromium opens it from disk without an error on its console, and takes a picture of it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here")
+    make_sweep(tmp_path, noisy(0))
+    assert main([str(tmp_path)]) == 0
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    place = [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}", "--enable-logging=stderr"]
+    page = (tmp_path / "report.html").as_uri()
+    done = subprocess.run([browser, *flags, *place, page], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+    broken = tmp_path / "broken.html"  # what the assertion above would see
+    broken.write_text("<script>nosuchthing()</script>")
+    done = subprocess.run([browser, *flags, *place, broken.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" in done.stderr

@@ -100,11 +100,22 @@ def adjusted(found: Sequence[Effect]) -> list[Effect]:
 
 def series(table: Table, metric: Metric) -> tuple[pd.Series, bool]:
     """(factors, repeat) -> value of the runs that are ok; whether these are logarithms. Outliers are left out."""
+    scaled, ratio = _scaled(table, metric)
+    return scaled.loc[~outlying(scaled)], ratio
+
+
+def outliers(table: Table, metric: Metric) -> list[str]:
+    """The runs that the verdicts leave out, in words."""
+    scaled, _ = _scaled(table, metric)
+    frame = scaled.loc[outlying(scaled)].index.to_frame(index=False)
+    return [" ".join(f"{name}={row[name]}" for name in frame.columns) for row in frame.to_dict("records")]
+
+
+def _scaled(table: Table, metric: Metric) -> tuple[pd.Series, bool]:
     frame = table.ok[[*table.factors, "repeat", metric.name]].dropna()
     values = frame.groupby([*table.factors, "repeat"], sort=False)[metric.name].median()
     ratio = bool(len(values)) and bool((values > 0).all())
-    scaled = pd.Series(np.log(values.to_numpy()) if ratio else values.to_numpy(), index=values.index)
-    return scaled.loc[~outlying(scaled)], ratio
+    return pd.Series(np.log(values.to_numpy()) if ratio else values.to_numpy(), index=values.index), ratio
 
 
 def outlying(values: pd.Series) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +11,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from core.report.content import content_of
+from core.report.plots import plots
 from core.report.table import read_table
 
 
 def write_report(folder: Path, metrics: Sequence[str] = ()) -> list[Path]:
-    """results.csv, report.md."""
+    """results.csv, report.md, report.html, plots/*.png."""
     table = read_table(folder, metrics)
     content = content_of(table)
+    drawn = plots(content)
+    titles = [(name, title) for name, (title, _) in drawn.items()]
+    images = [(title, base64.b64encode(png).decode()) for title, png in drawn.values()]
     return [
         put(folder / "results.csv", table.frame.to_csv(index=False)),
-        put(folder / "report.md", render("report.md.j2", c=content, plots=[])),
+        *(put(folder / "plots" / name, png) for name, (_, png) in drawn.items()),
+        put(folder / "report.md", render("report.md.j2", c=content, plots=titles)),
+        put(folder / "report.html", render("report.html.j2", c=content, images=images)),
     ]
 
 

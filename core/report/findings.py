@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from core.report.effects import Effect
+from core.report.effects import Effect, outliers
 from core.report.words import change, number
 from core.sweep.records import STATUSES
 
@@ -58,8 +58,21 @@ def _caveats(content: Content) -> Iterator[Finding]:
             f"Saturated: in {which} requests came faster than they were served. Latencies there grow with the length "
             "of the run; they rank the cells, they are not what a user would see.",
         )
+    yield from _outliers(content)
     if machine := [name.removeprefix(ENVIRONMENT) for name, _ in content.unasked if name.startswith(ENVIRONMENT)]:
         yield "warn", f"Not all runs had the same {', '.join(machine)}: differences may come from there."
+
+
+def _outliers(content: Content) -> Iterator[Finding]:
+    runs: dict[str, list[str]] = {}
+    for metric in content.table.headlines:
+        for name in outliers(content.table, metric):
+            runs.setdefault(name, []).append(metric.name)
+    for name, metrics in list(runs.items())[:5]:
+        what = f"{name} is far from the other repeats of its cell in {', '.join(metrics)}"
+        yield "warn", f"Outlier: {what}. The tables and plots show it, the verdicts leave it out."
+    if len(runs) > 5:
+        yield "warn", f"{len(runs) - 5} further runs are outliers."
 
 
 def _effects(content: Content) -> Iterator[Finding]:
