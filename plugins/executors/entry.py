@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from core.interfaces import Component, OneOf, hookimpl
+from core.interfaces import AtLeast, Component, OneOf, hookimpl
 
 
 @hookimpl
@@ -13,4 +13,11 @@ def inferlab_components() -> Iterable[Component]:
         target="plugins.executors.local:Local",
         summary="one rank in this process",
         capabilities={"tensor_parallel_size": OneOf(1)},
+    )
+    yield Component(
+        kind="executor",
+        name="workers",
+        target="plugins.executors.workers:Workers",
+        summary="tensor-parallel ranks of one machine, a process each",
+        capabilities={"tensor_parallel_size": AtLeast(2)},
     )
