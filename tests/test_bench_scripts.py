@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.gpu.ablation import SLACK, Worker, markdown, pool, rows, run_group
 from benchmarks.gpu.make_checkpoint import shapes_of, shards, write
 from benchmarks.gpu.startup import start
+from benchmarks.metrics_overhead import compare
 from core.config import compose
 from core.llm import LLM, SamplingParams
 
@@ -90,6 +91,13 @@ def test_a_refused_variant_says_why(tmp_path: Path) -> None:
     assert worker.ask(0) is None
     worker.close()
     assert worker.process.returncode == 1
+
+
+def test_the_cost_of_metrics() -> None:
+    """Both ways do the same work, in turn; what is said is a ratio. How large it is depends on the machine."""
+    found = compare(["cpu_threads=1", *SETTINGS[:2], *LOAD], pairs=2, record=True)
+    assert len(found["on_over_off"]) == len(found["cpu_time_on_over_off"]) == 2
+    assert found["low"] <= found["cost"] <= found["high"] and min(found["on_over_off"]) > 0
 
 
 @pytest.mark.nightly
