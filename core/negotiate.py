@@ -93,7 +93,13 @@ def _settings(parts: Sequence[Part], key: str, want: Constraint, got: Fact, defa
 
 def refusal(part: Part, key: str, want: Constraint, got: Fact, ways: Sequence[str]) -> str:
     """Who wants what, what it is and why, and the way out."""
-    out = f"; way out: {' or '.join(dict.fromkeys(ways))}" if ways else ""
+    owner = key.partition(".")[0]
+    last = (
+        "another model"
+        if key == "head_size" or owner == "model"
+        else f"install a plugin with another {part.found.component.kind}"
+    )
+    out = f"; way out: {' or '.join(dict.fromkeys(ways)) or last}"
     wish = f"include {' and '.join(map(str, want.values))}" if isinstance(want, Includes) else f"be {show(want)}"
     return f"{part.label} needs {name_of(key)} to {wish}, got {show(got.value)} ({got.source}){out}"
 

@@ -6,6 +6,7 @@ cannot work is reported at once. The result is picklable: worker processes use i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
@@ -217,6 +218,13 @@ class _Resolver:
 
         return ways
 
+    def _models_arch(self, present: Component, accepts: Callable[[Component], bool]) -> list[str]:
+        """arch=auto, where another one was forced and the model's own would do."""
+        with contextlib.suppress(CapabilityError):
+            own = self._arch().component
+            return ["arch=auto"] if own.name != present.name and accepts(own) else []
+        return []
+
     def _loads(self, want: Constraint) -> list[str]:
         """Loads whose requests carry these labels; where load.labels is given, that is what to change."""
         fitting = loads_that(want.ok)[:3]
@@ -226,7 +234,9 @@ class _Resolver:
 
     def _others(self, kind: str, found: Mapping[str, Found], accepts: Callable[[Component], bool]) -> list[str]:
         """The first three options of a slot but its present one: those that accept everything else too, if there are any."""
-        others = [f for f in self.registry.options(kind) if f.component.name != found[kind].component.name and kind != "arch"]
+        if kind == "arch":
+            return self._models_arch(found[kind].component, accepts)
+        others = [f for f in self.registry.options(kind) if f.component.name != found[kind].component.name]
         others = [f for f in others if "serves_only" not in f.component.provides]
         others = [f for f in others if not missing(f.component) and accepts(f.component)]
         fitting = [f for f in others if self._fits(f, {**found, kind: f})]
