@@ -17,7 +17,7 @@ from tests.plugins_fixtures import Site
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("examples/*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/*/README.md")])
 HOOK_PAGE = (DOCS / "hooks.md").read_text()
 SHORTEST = re.search(r"<!-- plugin: inferlab_shortest.py -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 
@@ -117,6 +117,12 @@ def test_links_and_paths_exist(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings}, target
     for path in re.findall(r"`((?:core|conf|docs|examples|plugins|benchmarks|tests)/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_index_lists_every_page() -> None:
+    linked = {(DOCS / name).resolve() for name in re.findall(r"\]\(([^)\s#]+)\)", (DOCS / "index.md").read_text())}
+    missing = {str(page.relative_to(ROOT)) for page in PAGES} - {str(p.relative_to(ROOT)) for p in linked}
+    assert missing == {"docs/index.md", "CHANGELOG.md"}
 
 
 SEED_NAMES = """
