@@ -1,10 +1,11 @@
-"""`python -m core.report DIR`: the report of a sweep, written again."""
+"""`python -m core.report DIR [DIR2]`: the report of a sweep, written again; or two sweeps compared."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from core.errors import message
 
@@ -13,13 +14,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code of the command."""
     parser = argparse.ArgumentParser(prog="python -m core.report", description="The report of a sweep.")
     parser.add_argument("folder", help="of a sweep (its hydra.sweep.dir)")
+    parser.add_argument("other", nargs="?", help="of a second sweep: compare the two")
     parser.add_argument("--metrics", default="", help="further metrics to compare, separated by commas: kv_use,step_ms_p99")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     given = parser.parse_args(argv)
     try:
         from core.report import write
 
-        for path in write(given.folder, [name for name in given.metrics.split(",") if name]):
+        metrics = [name for name in given.metrics.split(",") if name]
+        if given.other:
+            from core.report.compare import write_comparison
+
+            verdict, path = write_comparison(Path(given.folder), Path(given.other), metrics)
+            print(verdict, path, sep="\n")
+            return 0
+        for path in write(given.folder, metrics):
             print(path)
     except Exception as error:
         print(message(error, given.debug), file=sys.stderr)
