@@ -66,9 +66,9 @@ def compare(overrides: list[str], pairs: int, record: bool) -> dict[str, Any]:
     drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, pairs)), axis=1)
     low, high = (np.percentile(drawn, (2.5, 97.5)) - 1).tolist()
     return {
-        "command": "python -m benchmarks.metrics_overhead" + (" --record" if record else ""),
+        "command": f"python -m benchmarks.metrics_overhead --pairs {pairs}" + (" --record" if record else ""),
         "overrides": [*LOAD, *overrides],
-        "environment": environment("cpu"),
+        "environment": {name: fact for name, fact in environment("cpu").items() if name != "argv"},  # a path of this machine
         "on_over_off": ratios,
         "cost": statistics.median(ratios) - 1,
         "low": low,
