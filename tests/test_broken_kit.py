@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import Phase, settings
 
 from tests.broken_kit.defect import Defect
@@ -46,10 +47,13 @@ def run(wanted: dict[str, tuple[str, ...]] | None) -> Reports:
     reports, before = Reports(wanted), settings.get_current_profile_name()
     settings.register_profile("first failure", phases=[Phase.generate])  # the shortest one takes minutes
     settings.load_profile("first failure")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads wait for each other
     try:
         code = pytest.main([str(SUITES), *QUIET], plugins=[reports])
     finally:
         settings.load_profile(before)
+        torch.set_num_threads(threads)
     assert code == pytest.ExitCode.TESTS_FAILED, code
     return reports
 
