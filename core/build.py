@@ -8,7 +8,7 @@ from typing import Any
 from core.clock import Clock
 from core.engine import Engine
 from core.errors import did_you_mean
-from core.interfaces import HostContext, SamplingParams
+from core.interfaces import Executor, HostContext, SamplingParams
 from core.observers import Observers
 from core.plugins import Registry
 from core.resolve import Choice, Resolved
@@ -17,27 +17,30 @@ CORE_PARAMETERS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.
 
 
 def build_engine(resolved: Resolved, registry: Registry) -> Engine:
-    """Executor (model, attention, sampler, KV pool), then allocator, then scheduler."""
-    executor = resolved.build("executor", resolved)
+    """From the resolved choices to an engine that is ready."""
+    clock = Clock()
+    return Engine(
+        **build_parts(resolved, clock),
+        clock=clock,
+        overlap=resolved.overlap,
+        vocab_size=resolved.checkpoint.config["vocab_size"],
+        eos=resolved.checkpoint.stop_token_ids,
+        wants_history=bool(resolved.choices["sampler"].component.provides.get("wants_history")),
+        observers=Observers(registry.manager),
+    )
+
+
+def build_parts(resolved: Resolved, clock: Clock, executor: Executor | None = None) -> dict[str, Any]:
+    """Executor (model, attention, sampler, KV pool) unless there is one, then allocator, then scheduler."""
+    executor = executor or resolved.build("executor", resolved)
+    assert executor is not None
     try:
-        clock = Clock()
         context = HostContext(resolved.limits, resolved.block_size, executor.num_blocks, clock, resolved.seed)
-        kv = resolved.build("kv_allocator", context)
-        return Engine(
-            resolved.build("scheduler", context),
-            kv,
-            executor,
-            context,
-            clock=clock,
-            overlap=resolved.overlap,
-            vocab_size=resolved.checkpoint.config["vocab_size"],
-            eos=resolved.checkpoint.stop_token_ids,
-            wants_history=bool(resolved.choices["sampler"].component.provides.get("wants_history")),
-            observers=Observers(registry.manager),
-        )
+        kv, scheduler = resolved.build("kv_allocator", context), resolved.build("scheduler", context)
     except BaseException:
         executor.close()
         raise
+    return {"scheduler": scheduler, "kv": kv, "executor": executor, "context": context}
 
 
 def check_params(params: SamplingParams, sampler: Choice) -> SamplingParams:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy as np
 from core.clock import Clock
 from core.interfaces import Drawn, Executor, HostContext, KVAllocator, Request, SamplingParams, Scheduler, StepPlan
 from core.observers import Observers, request_record, step_record
+from core.parallel import ExecutorLost
+from core.stats import Stats
 from core.step import Chunk, Seats, StepBuilder
 
 
@@ -27,23 +29,6 @@ class Output:
     request: Request
     tokens: tuple[int, ...]
     finish_reason: str | None = None
-
-
-@dataclass(slots=True)
-class Stats:
-    """Counted since the engine was built. Equality of tokens cannot see waste; these can."""
-
-    steps: int = 0
-    tokens: int = 0  # computed positions
-    decode_tokens: int = 0  # of these, in chunks of one that draw
-    cached_tokens: int = 0  # prompt positions found in the cache at first admission
-    evictions: int = 0
-    surplus: int = 0  # drawn after the request had ended
-    drafted: int = 0
-    accepted: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(slots=True)
@@ -80,6 +65,7 @@ class Engine:
         self._flight: deque[InFlight] = deque()
         self._early: list[Output] = []  # ended without a step
         self._submitted = 0
+        self.lost: ExecutorLost | None = None  # every step raises it, until `revive`
 
     @property
     def busy(self) -> bool:
@@ -134,11 +120,31 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Schedule and launch one step, commit what is due; returns the tokens that became known."""
+        if self.lost is not None:
+            raise self.lost
         launched = bool(self._queued) and self._launch()
         outputs, self._early = self._early, []
         while len(self._flight) > (self.overlap if launched else 0):
             self._commit(self._flight.popleft(), outputs)
         return outputs
+
+    def revive(self, scheduler: Scheduler, kv: KVAllocator, executor: Executor, context: HostContext) -> None:
+        """Go on with new parts. Unfinished requests are queued again as they were submitted, their tokens so far known."""
+        self.scheduler, self.kv, self.executor, self.context = scheduler, kv, executor, context
+        self.seats = Seats(kv, context.limits.max_num_seqs, context.block_size)
+        self.lost = None
+        self._flight.clear()
+        self._queued.clear()
+        for request in list(self.live.values()):
+            request.metrics.preemptions += request.seat is not None
+            request.seat, request.promised = None, 0
+            request.draft, request.keys = [], []
+            request.limit = min(request.limit, context.num_blocks * context.block_size)
+            if request.exhausted:
+                self._end_early(request, "length")
+            else:
+                self._queued[request.id] = request
+                scheduler.add(request)
 
     def _launch(self) -> bool:
         budget = self.context.limits.max_num_batched_tokens
@@ -269,7 +275,12 @@ class Engine:
             self.scheduler.remove(request)
 
     def _broken(self, chunks: list[Chunk], error: BaseException) -> None:
-        """The executor failed: requests of that step end, and no content of the cache can be trusted."""
+        """The executor failed: requests of that step end, no content of the cache can be trusted. After a lost one all wait."""
+        if isinstance(error, ExecutorLost):
+            steps = [chunks, *(step.chunks for step in self._flight)]
+            error.requests = tuple(sorted({chunk.request.id for step in steps for chunk in step} & self.live.keys()))
+            self.lost = error
+            return
         for chunk in chunks:
             if chunk.request.finish_reason is None:
                 chunk.request.message = f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from core.build import build_engine, check_params
+from core.build import build_engine, build_parts, check_params
 from core.composition import override
 from core.config import Composed, compose
 from core.encoding import Prompt, encode, encode_chat, several
@@ -122,6 +122,16 @@ class LLM:
     def abort(self, request_id: int) -> None:
         """End a request; unknown and finished ids are ignored."""
         self.engine.abort(request_id)
+
+    def restart(self) -> None:
+        """After a rank died: end what is left of the executor, build it anew and take every unfinished request up again, with
+        its tokens so far as the prompt. ValueError if this LLM is closed, or if torchrun started its ranks."""
+        if not self._finalizer.alive:
+            raise ValueError("this LLM is closed; make a new one")
+        self._finalizer.detach()  # should this fail, the LLM is closed
+        self.engine.executor.close()
+        self.engine.revive(**build_parts(self.resolved, self.engine.clock))
+        self._finalizer = weakref.finalize(self, self.engine.executor.close)
 
     def close(self) -> None:
         """Give everything back. Called at interpreter exit as well; twice is fine."""

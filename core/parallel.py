@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(days=7)  # of a collective: who is dead is found by process handle and connection, not by waiting
 
 
+class ExecutorLost(ChildProcessError):
+    """The executor runs no further step. Requests stay unfinished until `LLM.restart()` takes them up again, or `close`."""
+
+    requests: tuple[int, ...] = ()  # whose steps were lost
+
+    def __str__(self) -> str:
+        lost = f"; requests in the steps that were lost: {', '.join(map(str, self.requests))}" if self.requests else ""
+        return f"{super().__str__()}{lost}"
+
+
 class Solo:
     """A group of one rank: every collective is the identity."""
 
@@ -88,12 +98,13 @@ class Group:
         self._group.allreduce([x], self._least).wait()
         return int(x.item())
 
-    def close(self, *, abort: bool = False) -> None:
-        """Give the connections up. abort: other ranks are gone, whoever waits for them is to stop waiting."""
-        if self._group is None:
-            return
-        for name in ("abort",) if abort else ("shutdown", "abort"):
-            if hasattr(self._group, name):
-                getattr(self._group, name)()
-                break
+    def abort(self) -> None:
+        """Another rank is gone: whoever waits for it is to stop waiting. From any thread."""
+        if hasattr(self._group, "abort"):
+            self._group.abort()
+
+    def close(self) -> None:
+        """Give the connections up; all ranks do, or are gone."""
+        if self._group is not None and hasattr(self._group, "shutdown"):
+            self._group.shutdown()
         self._group = None

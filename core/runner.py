@@ -51,7 +51,7 @@ class Runner:
             torch.set_num_threads(max(1, resolved.cpu_threads // self.parallel.neighbours))
         limits, self.block_size = resolved.limits, resolved.block_size
         self.model: ModelArch = resolved.build("arch", self._context(None))
-        load_weights(self.model, resolved.checkpoint)
+        load_weights(self.model, resolved.checkpoint, pulse=self.parallel.check)
         context = self._context(self.model.kv_spec)
         self.attention: AttentionBackend = resolved.build("attention", context)
         self.sampler: Sampler = resolved.build("sampler", context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from core.interfaces import ModelArch, Weight
 
 
-def load_weights(model: ModelArch, checkpoint: Checkpoint, *, progress: bool | None = None) -> None:
+def load_weights(
+    model: ModelArch, checkpoint: Checkpoint, *, progress: bool | None = None, pulse: Callable[[], None] = lambda: None
+) -> None:
     """Check names and shapes, then let the model take its tensors one by one.
 
-    progress: a bar on stderr; None: on rank 0, if stderr is a terminal.
+    progress: a bar on stderr; None: on rank 0, if stderr is a terminal. pulse: called before each tensor; may raise.
     """
     wanted, parallel = model.weights(), model.context.parallel
     found, unused = checkpoint.shapes(wanted, (parallel.rank, parallel.size))
     check(wanted, found, unused, checkpoint.source.files)
     tensors = checkpoint.tensors(wanted, undo=model.from_gguf, dtype=model.context.dtype, shapes=found)
+    tensors = _with_pulse(tensors, pulse)
     shown = parallel.rank == 0 and sys.stderr.isatty() if progress is None else progress
     model.load(_bar(tensors, len(wanted)) if shown else tensors)
 
@@ -40,6 +43,12 @@ def check(
             f"the checkpoint does not fit the model: {text}. Looked at {_listed(files)};"
             " is it complete, and is arch= the right one?"
         )
+
+
+def _with_pulse(tensors: Iterator[tuple[str, Weight]], pulse: Callable[[], None]) -> Iterator[tuple[str, Weight]]:
+    for item in tensors:
+        pulse()
+        yield item
 
 
 def _bar(tensors: Iterator[tuple[str, Weight]], total: int) -> Iterator[tuple[str, Weight]]:

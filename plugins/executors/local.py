@@ -7,11 +7,16 @@ from typing import Any
 
 from core.interfaces import Drawn, Executor, StepPlan
 from core.runner import Runner
+from plugins.executors.torchrun import started
 
 
 class Local(Executor):
     def __init__(self, settings: Any, context: Any) -> None:
         super().__init__(settings, context)
+        if started():
+            raise ValueError(
+                "torchrun started several ranks, tensor_parallel_size is 1; set it to their number, or leave torchrun out"
+            )
         self.runner: Runner | None = Runner(context)
         self.num_blocks = self.runner.num_blocks
 

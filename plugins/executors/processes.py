@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from plugins.executors.wire import QUIT, receive, send
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-END_S, WORDS = 5.0, 2000
-_CODE = "from plugins.executors.rank import main; main({}, {!r})"
+from core.parallel import ExecutorLost, Group
+from plugins.executors.wire import BUILD, QUIT, receive, send
 
-
-class WorkerDied(ChildProcessError):
-    """A rank is gone, and with it the executor."""
+END_S, EXPLAIN_S, LOOK_S, WORDS = 5.0, 3.0, 0.1, 1500
+_CODE = "import json, sys; sys.path[:] = json.loads({!r}); from plugins.executors.rank import main; main({})"
 
 
 class Process:
@@ -30,8 +33,7 @@ class Process:
         self.rank, self.size = rank, size
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by Processes.end)
         self.connection, theirs = socket.socketpair()
-        path = json.dumps(sys.path)
-        code = f"import json, sys; sys.path[:] = json.loads({path!r}); " + _CODE.format(theirs.fileno(), path)
+        code = _CODE.format(json.dumps(sys.path), theirs.fileno())  # plugins are found where the parent found them
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited, until the child ignores it
         try:
             self.child = subprocess.Popen(
@@ -55,48 +57,107 @@ class Process:
 
 
 class Processes:
-    """Ranks 1 to size - 1."""
+    """Ranks 1 to size - 1, and the group that they form with this process."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, devices: list[str]) -> None:
         self.all: list[Process] = []
+        self.group: Group | None = None
+        self.death: ExecutorLost | None = None
+        self._over = threading.Event()
         try:
-            self.all += (Process(rank, size) for rank in range(1, size))
-        except BaseException:
-            self.end(kill=True)
+            for rank in range(1, len(devices)):
+                self.all.append(Process(rank, len(devices)))
+            self._connect(devices)
+        except BaseException as error:
+            self.fail(error)
             raise
 
-    def begin(self, resolved: Any, port: int, devices: list[str]) -> None:
-        """Hand over what each rank is built from, and wait until all have imported it."""
+    def _connect(self, devices: list[str]) -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a free port
         for p in self.all:
-            send(p.connection, b"b", pickle.dumps((resolved, p.rank, p.size, port, devices[p.rank])))
+            send(p.connection, BUILD, pickle.dumps((p.rank, p.size, store.port, devices[p.rank])))
         for p in self.all:
+            while not select.select([p.connection], [], [], LOOK_S)[0]:
+                self.check()
             receive(p.connection)
+        where, size = torch.device(devices[0]), len(devices)
+        self.group = self._while_alive(lambda: Group(store, 0, size, where, neighbours=size, address="127.0.0.1"))
+        self.group.check = self.check
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def send(self, message: bytes, kind: bytes) -> None:
+    def _while_alive(self, work: Callable[[], Group]) -> Group:
+        """Connecting waits for every rank and cannot be interrupted; this can."""
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOK_S)
+            self.check()
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+    def _watch(self) -> None:
+        """A kernel that waits for a dead rank waits for ever, unless the group is ended under it."""
+        while not self._over.wait(LOOK_S):
+            try:
+                self.check()
+            except ExecutorLost:
+                group = self.group
+                if group is not None and group.device.type != "cpu":
+                    group.abort()
+                return
+
+    def build(self, resolved: Any) -> None:
+        """Have every rank build its runner."""
+        self.send(BUILD, pickle.dumps(resolved))
+
+    def send(self, kind: bytes, message: bytes) -> None:
         """To every rank."""
         for p in self.all:
             send(p.connection, kind, message)
 
     def check(self) -> None:
-        """WorkerDied if a handle says so."""
+        """ExecutorLost if a handle says that a process has ended."""
         dead = [p for p in self.all if p.child.poll() is not None]
-        if dead:
-            first = min(dead, key=lambda p: p.child.returncode >= 0)  # a signal is the cause, exit codes may follow from it
-            raise WorkerDied(first.obituary())
+        if dead and self.death is None:
+            dead.sort(key=lambda p: p.child.returncode >= 0)  # signals are causes, exit codes may follow from them
+            self.death = ExecutorLost("; ".join(p.obituary() for p in dead))
+        if self.death is not None:
+            raise self.death
 
-    def explain(self, wait_s: float = 3.0) -> None:
-        """A collective or connection failed: WorkerDied if a process has ended."""
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
-            self.check()
-            time.sleep(0.02)
+    def fail(self, error: BaseException) -> None:
+        """What is left of the group cannot go on: end it. Raises ExecutorLost if a process had died before."""
+        try:
+            if isinstance(error, Exception) and error is not self.death:
+                patience = EXPLAIN_S if isinstance(error, RuntimeError | OSError | EOFError) else 0.0
+                deadline = time.monotonic() + patience
+                self.check()
+                while time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    self.check()
+        except ExecutorLost as died:
+            raise died from error
+        finally:
+            self.end(kill=True)
 
     def end(self, *, kill: bool = False) -> None:
-        """Ask, or kill; then wait for each."""
+        """Ask, or kill; then wait for each. Twice is fine."""
+        self._over.set()
         for p in self.all:
             with suppress(OSError):
                 p.child.kill() if kill else send(p.connection, QUIT)
             p.connection.close()
+        if self.group is not None:
+            self.group.close()
+            self.group = None
         for p in self.all:
             try:
                 p.child.wait(END_S)

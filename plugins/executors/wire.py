@@ -14,7 +14,7 @@ import numpy as np
 
 from core.interfaces import StepPlan
 
-PLAN, QUIT = b"p", b"q"
+BUILD, PLAN, QUIT = b"b", b"p", b"q"
 _HEAD = struct.Struct("<cq")
 _INTS = tuple(f.name for f in fields(StepPlan) if f.name not in ("params", "masks", "shared_blocks"))
 _WIDTHS = {"new_blocks": 3, "moves": 2, "admitted": 2}

@@ -1,4 +1,4 @@
-"""Several ranks of one machine: this process is rank 0 and decides; the others run the same plans."""
+"""Several ranks: this process is rank 0 and decides; the others run the same plans."""
 
 from __future__ import annotations
 
@@ -6,79 +6,71 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
 
 from core.interfaces import Drawn, Executor, Sampled, StepPlan
-from core.parallel import Group
+from core.parallel import ExecutorLost
 from core.runner import Runner
-from plugins.executors.processes import Processes, WorkerDied
+from plugins.executors import torchrun
+from plugins.executors.processes import Processes
+from plugins.executors.torchrun import Launched
 from plugins.executors.wire import PLAN, pack
+
+Ranks = Processes | Launched
 
 
 class Workers(Executor):
-    def __init__(self, settings: Any, context: Any) -> None:
+    """Under torchrun the other ranks end in here: they run plans until rank 0 closes, and then exit."""
+
+    def __init__(self, settings: Any, context: Any, ranks: Ranks | None = None) -> None:
+        """ranks: of an earlier executor, that go on after this one."""
         super().__init__(settings, context)
         self.runner: Runner | None = None
-        self.group: Group | None = None
-        self.sound = False  # every rank has run all that was sent
-        size, devices = context.tensor_parallel_size, _devices(context)
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a free port
-        self.processes = Processes(size)
+        self._lent = ranks is not None
+        self.ranks: Ranks | None = ranks or _start(context)
         try:
-            self._start(store, size, devices)
+            self.ranks.build(context)
+            self.runner = Runner(context, self.ranks.group)
         except BaseException as error:
-            self._lost(error)
+            self._fail(error, "while starting")
             raise
-        self.sound = True
-
-    def _start(self, store: TCPStore, size: int, devices: list[str]) -> None:
-        self.processes.begin(self.context, store.port, devices)
-        self.group = Group(store, 0, size, torch.device(devices[0]), neighbours=size, address="127.0.0.1")
-        self.group.check = self.processes.check
-        self.runner = Runner(self.context, self.group)
         self.num_blocks = self.runner.num_blocks
 
     def launch(self, plan: StepPlan) -> Drawn:
-        if not self.sound or self.runner is None:
-            raise WorkerDied("the ranks are gone; make a new LLM")
-        self.sound = False
+        if self.ranks is None or self.runner is None:
+            raise ExecutorLost("the ranks have been ended; LLM.restart() starts them again")
         try:
-            self.processes.check()
-            self.processes.send(pack(plan), PLAN)
-            drawn = self.runner.launch(plan)
+            self.ranks.check()
+            self.ranks.send(PLAN, pack(plan))
+            return Watched(self.runner.launch(plan), self)
         except BaseException as error:
-            self._lost(error)
+            self._fail(error, "in a step")
             raise
-        self.sound = True
-        return Watched(drawn, self)
 
-    def _lost(self, error: BaseException) -> None:
-        """End every rank. Raises WorkerDied from the error if one had died before."""
+    def _fail(self, error: BaseException, when: str) -> None:
+        """The ranks no longer agree about what was done: end them. Raises ExecutorLost with the reason of a failing step."""
+        ranks, self.ranks = self.ranks, None
         try:
-            if isinstance(error, RuntimeError | OSError | EOFError) and not isinstance(error, WorkerDied):
-                try:
-                    self.processes.explain()
-                except WorkerDied as died:
-                    raise died from error
+            if ranks is not None:
+                ranks.fail(error)
         finally:
-            self._end(kill=True)
+            self._drop()
+        if when == "in a step" and isinstance(error, Exception) and not isinstance(error, ExecutorLost):
+            raise ExecutorLost(f"rank 0 failed {when}: {type(error).__name__}: {error}") from error
 
     def report(self) -> Mapping[str, Any]:
         return self.runner.report() if self.runner else {}
 
     def close(self) -> None:
-        self._end(kill=not self.sound)
+        ranks, self.ranks = self.ranks, None
+        if ranks is not None and not self._lent:
+            ranks.end()
+        self._drop()
         self.context = None
 
-    def _end(self, *, kill: bool) -> None:
-        self.sound = False
-        self.processes.end(kill=kill)
+    def _drop(self) -> None:
         if self.runner is not None:
             self.runner.close()
             self.runner = None
-        if self.group is not None:
-            self.group.close(abort=kill)
-            self.group = None
 
 
 class Watched:
@@ -89,10 +81,17 @@ class Watched:
 
     def wait(self) -> Sampled:
         try:
-            return self.drawn.wait()
+            sampled = self.drawn.wait()
+            if self.workers.ranks is not None and self.workers.ranks.death is not None:
+                raise self.workers.ranks.death  # its share of the sums never came
+            return sampled
         except BaseException as error:
-            self.workers._lost(error)
+            self.workers._fail(error, "in a step")
             raise
+
+
+def _start(context: Any) -> Ranks:
+    return torchrun.join(context) if torchrun.started() else Processes(_devices(context))
 
 
 def _devices(context: Any) -> list[str]:
