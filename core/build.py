@@ -16,11 +16,11 @@ from core.resolve import Choice, Resolved
 CORE_PARAMETERS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in ("extra", "given"))
 
 
-def build_engine(resolved: Resolved, registry: Registry) -> Engine:
-    """From the resolved choices to an engine that is ready."""
+def build_engine(resolved: Resolved, registry: Registry, executor: Executor | None = None) -> Engine:
+    """From the resolved choices, and an executor if there is one already, to an engine that is ready."""
     clock = Clock()
     return Engine(
-        **build_parts(resolved, clock),
+        **build_parts(resolved, clock, executor),
         clock=clock,
         overlap=resolved.overlap,
         vocab_size=resolved.checkpoint.config["vocab_size"],
