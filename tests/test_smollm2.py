@@ -53,6 +53,12 @@ def test_the_capital_of_france(tmp_path: Path) -> None:
     assert "Paris" in output["text"] and output["chat_template"] and output["finish_reason"] == "stop"
 
 
+def test_three_ranks() -> None:
+    """9 heads, 3 KV heads, 3 ranks, each with a third of the weights: what one rank and transformers say."""
+    with check([ROWS[0]], tensor_parallel_size=3, cpu_threads=3, num_kv_blocks=64, max_num_seqs=4):
+        pass
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",

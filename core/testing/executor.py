@@ -35,9 +35,16 @@ class ExecutorSuite(Suite):
     def llm(self, overlap: int = 0, **more: Any) -> LLM:
         """A tiny engine on the CPU with this executor."""
         own = [f"executor.{key}={value}" for key, value in self.settings.items()]
-        values = {**SMALL, "device": "cpu", "num_kv_blocks": 24, **more}
+        values = {**SMALL, "device": "cpu", "num_kv_blocks": 24, **self._ranks(), **more}
         self.target()
         return LLM(self.model, executor=self.declared().name, overlap=overlap, overrides=[*own, *self.overrides], **values)
+
+    def _ranks(self) -> dict[str, int]:
+        """As few as the component accepts, unless `overrides` say how many."""
+        want = self.declared().capabilities.get("tensor_parallel_size")
+        if want is None or any(text.startswith("tensor_parallel_size=") for text in self.overrides):
+            return {}
+        return {"tensor_parallel_size": next(n for n in range(1, 65) if want.ok(n))}
 
     @staticmethod
     @torch.inference_mode()
