@@ -55,8 +55,15 @@ def test_the_capital_of_france(tmp_path: Path) -> None:
 
 def test_three_ranks() -> None:
     """9 heads, 3 KV heads, 3 ranks, each with a third of the weights: what one rank and transformers say."""
-    with check([ROWS[0]], tensor_parallel_size=3, cpu_threads=3, num_kv_blocks=64, max_num_seqs=4):
-        pass
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM("smollm2", max_model_len=256, num_kv_blocks=32, tensor_parallel_size=3, cpu_threads=3) as llm:
+        assert llm.generate(ROWS[0]["prompt"], params)[0].token_ids == ROWS[0]["continuation"][:8]
+
+
+@pytest.mark.nightly
+def test_three_ranks_long() -> None:
+    with check(ROWS[:4], tensor_parallel_size=3, cpu_threads=3) as llm:
+        assert llm.engine.stats.cached_tokens > 0
 
 
 @pytest.mark.nightly
