@@ -3,8 +3,8 @@
     python -m benchmarks.tensor_parallel message [--rows 1,16,64,256] [--ranks 2,4] [--repeats 2000]
     python -m benchmarks.tensor_parallel step [--ranks 1,2,3,4] [--steps 200]
 
-message: plans of ROWS decodes, every 16th with a new block. Microseconds to pack one, to hand it to the system for all other
-ranks, to unpack it, and from packing it until every rank has unpacked it and answered (round trip). step: steps of 16 decodes of
+message: plans of ROWS decodes, every 16th with a new block. Microseconds to pack one, to hand it to the system for all
+ranks, to unpack it, and from packing it until every rank has unpacked it and answered (round trip). step: 16 decodes of
 tiny-llama with 12 heads on a CPU, one thread for each rank. One JSON line each: medians and 99th percentiles.
 """
 
