@@ -19,7 +19,7 @@ from core.config import compose
 from core.llm import LLM, SamplingParams
 
 LOAD = ("load.num_requests=2", "load.input_min=4", "load.input_max=4", "load.output_min=3", "load.output_max=3")
-RANKS = "1"
+RANKS = "1,2"
 SETTINGS = ["model=tiny-llama", "max_model_len=96", "cpu_threads=1", *LOAD]
 
 
