@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,32 +131,76 @@ def test_ways_to_gather_draw_the_same(tmp_path: Path) -> None:
 
 
 def row_of_ranks(**kill: Any) -> dict[str, Any]:
-    def served(rate: float, launch: float) -> dict[str, Any]:
-        records = [{"output_tokens_per_s": rate, "host_per_decode_step_us": {"launch": launch}}]
+    def served(rate: float) -> dict[str, Any]:
+        records = [{"output_tokens_per_s": rate}]
         return {"loads": {"single": records, "offline": records}}
 
-    two = served(150.0, 90.0) | {"reductions": 81}
-    two["reduce"] = {"nccl": {"10240": 10e-6, "2621440": 2e-5}, "one_shot": {"10240": 5e-6, "2621440": "no | room"}}
-    two["tokens"] = {"compared": 90, "parted": 1, "wrong": ["request 3"], "of": 100}
-    kill = {"reported_s": 1.0, "closed_s": 2.0, "said": "dead", "workers": 1, "left": [], **kill}
-    return {"model": "m", "ranks": {"1": served(100.0, 40.0), "2": two}, "kill": {"mib_before": [5], "mib_after": [6], **kill}}
+    ways = {"nccl": {"10240": 10e-6, "2621440": 2e-5}, "one_shot": {"10240": 5e-6, "2621440": "no | room"}}
+    parts = {
+        "serve 1": served(100.0),
+        "serve 2": served(150.0),
+        "judge 2": {"compared": 90, "parted": 1, "wrong": ["request 3"], "of": 100},
+        "reduce 2": {"count": 81, "seconds": ways},
+        "plan 2": {"rows": [{"us": 50.0}]},
+        "kill 2": {"reported_s": 1.0, "closed_s": 2.0, "said": "dead", "workers": 1, "left": []}
+        | {"mib_before": [5], "mib_after": [6], **kill},
+    }
+    return {"model": "m", "parts": parts, "failed": {}}
 
 
 def test_the_tables_of_ranks() -> None:
-    """Side by side with the first number of ranks; shares of one request's step."""
+    """Side by side with the first number of ranks; shares of one request's step; what is missing is a dash and said."""
     from benchmarks.gpu.tensor_parallel import markdown, problems
 
-    lines = markdown([row_of_ranks()]).splitlines()
+    row = row_of_ranks()
+    lines = markdown([row]).splitlines()
     assert lines[2:4] == [
         "| m | 1 | 100 | 100.0 | 1.00 | - |",
         "| m | 2 | 150 | 150.0 | 1.50 | 90 of 100, 1, 1 |",
     ]
-    assert lines[7] == "| m | 2 | 6667 | 81 | 10.0 | 12% | 5.0 | 50 | 1% |"
+    assert lines[7] == "| m | 2 | 6667 | 81 | 10.0 | 12% | 5.0 | 50.0 | 0.8% |"
     assert "reported after 1.00 s" in lines[-1] and "before [5] and after [6]" in lines[-1]
-    assert problems([row_of_ranks()]) == ["m on 2 ranks: request 3"]
+    assert problems([row]) == ["m on 2 ranks: request 3"]
     for kill, text in (({"reported_s": 6.0}, "after 6.0 s"), ({"said": ""}, "reported"), ({"left": [7]}, "[7] are still")):
         assert text in problems([row_of_ranks(**kill)])[1]
     assert problems([row_of_ranks(mib_after=[900])])[1] == "m: GPU 0 is not free"
+    row["parts"]["reduce 2"]["seconds"]["one_shot"]["10240"] = "no | way"
+    assert "| 10.0 | 12% | no / way | 50.0 |" in markdown([row])
+    del row["parts"]["serve 1"]["loads"]["offline"], row["parts"]["reduce 2"], row["parts"]["judge 2"]
+    row["failed"] = {"serve 1": "stopped after 9 s", "judge 2": "no time left"}
+    lines = markdown([row]).splitlines()
+    assert lines[2:4] == ["| m | 1 | - | 100.0 | 1.00 | - |", "| m | 2 | 150 | 150.0 | 1.50 | - |"]
+    assert lines[7] == "| m | 2 | 6667 | - | - | - | - | 50.0 | 0.8% |"
+    assert problems([row]) == ["m: serve 1: stopped after 9 s", "m: judge 2: no time left"]
+
+
+def test_a_part_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it printed until its limit is kept; the processes that it started end with it."""
+    import subprocess
+
+    from benchmarks.gpu import tensor_parallel
+
+    code = "import json, subprocess, time; child = subprocess.Popen(['sleep', '99']); "
+    code += "print(json.dumps({'pid': child.pid}), flush=True); time.sleep(99)"
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: popen([command[0], "-c", code], **how))
+    with pytest.raises(tensor_parallel.Failed, match="stopped after 1 s") as caught:
+        tensor_parallel.run("any", [], 1.0)
+    assert caught.value.found is not None
+    stat = Path(f"/proc/{caught.value.found['pid']}/stat")
+    for _ in range(100):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("a process of the stopped part is still running")
+
+
+def test_the_message_of_a_step() -> None:
+    """Every rank gets every plan; four numbers for each chunk, one for each token, three for each new block."""
+    from benchmarks.plan_message import measure
+
+    few, many = measure(3, 1, repeats=3), measure(3, 65, repeats=3)
+    assert many["bytes"] - few["bytes"] == 4 * (64 * 5 + 4 * 3) and 0 < many["us"] < many["answered_us"]
 
 
 @pytest.mark.nightly
@@ -169,12 +214,36 @@ def test_time_of_an_all_reduce() -> None:
 
 @pytest.mark.nightly
 def test_ranks_side_by_side(tmp_path: Path) -> None:
-    """The whole script on a CPU, with a tiny model."""
+    """The whole script on a CPU, with a tiny model: without time, from the start, only what is missing; wrong tokens are found."""
     from benchmarks.gpu.tensor_parallel import main
+    from benchmarks.gpu.tensor_parallel_parts import judge
 
     sizes = ["load.input_min=4", "load.input_max=4", "load.output_min=8", "load.output_max=8"]
     given = ["--models", "tiny-qwen3", "--ranks", RANKS, "--device", "cpu", "--repeats", "1", "--loads", "single"]
     limits = ["max_model_len=96", "cpu_threads=1", "max_num_batched_tokens=256"]
-    assert main([*given, *limits, *sizes, "--out", str(tmp_path / "found.json")]) == 0
-    row = json.loads((tmp_path / "found.json").read_text())["rows"][0]
-    assert list(row["ranks"]) == RANKS.split(",")
+    out = tmp_path / "found.json"
+    command = [*given, *limits, *sizes, "--out", str(out)]
+    assert main([*command, "--limit", "1"]) == 1
+    row = json.loads(out.read_text())["rows"][0]
+    assert not row["parts"] and set(row["failed"].values()) == {"no time left"}
+    assert main(command) == 0
+    record = json.loads(out.read_text())
+    row = record["rows"][0]
+    assert list(row["parts"]) == ["serve 1", "serve 2", "judge 2", "kill 2", "reduce 2", "plan 2"] and not row["failed"]
+    assert "SIGKILL" in row["parts"]["kill 2"]["said"] and row["parts"]["judge 2"]["of"] == 32 * 48
+    del row["parts"]["plan 2"]
+    row["parts"]["serve 1"]["summary"] = "kept"
+    out.write_text(json.dumps(record))
+    assert main(command) == 0
+    again = json.loads(out.read_text())["rows"][0]["parts"]
+    assert again["serve 1"]["summary"] == "kept" and "plan 2" in again
+
+    serve = row["parts"]["serve 1"]
+    files = [tmp_path / name for name in ("a", "b")]
+    files[0].write_text(json.dumps(serve))
+    first, *rest = serve["tokens"][5].split()
+    serve["tokens"][5] = " ".join([str((int(first) + 1) % serve["vocab"]), *rest])
+    files[1].write_text(json.dumps(serve))
+    found = judge(files[0], files[1], ["model=tiny-qwen3", "device=cpu", *limits])
+    assert found["parted"] == 1 and found["compared"] == 31 * 48
+    assert found["wrong"] and found["wrong"][0].startswith("request 5, token 0: ")

@@ -4,6 +4,7 @@ python -m benchmarks.gpu.tensor_parallel_parts serve REPEATS LOADS OVERRIDE...  
 python -m benchmarks.gpu.tensor_parallel_parts judge FILE_A FILE_B OVERRIDE...   where tokens part, and by how much
 python -m benchmarks.gpu.tensor_parallel_parts kill OVERRIDE...             a worker dies in a step
 python -m benchmarks.gpu.tensor_parallel_parts reduce RANKS DEVICE COUNT BYTES...    seconds of one all-reduce
+python -m benchmarks.gpu.tensor_parallel_parts plan RANKS ROWS...    microseconds of a decode step's message
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def prompts(vocab: int, longest: int, count: int = 32) -> list[list[int]]:
     return [shared + tokens[: longest // 4] if i % 3 == 0 else tokens for i, tokens in enumerate(fresh)]
 
 
-def serve(repeats: int, loads: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
-    """One engine: greedy tokens, then every load `repeats` times after one run that warms up."""
+def serve(repeats: int, loads: Sequence[str], overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """One engine: greedy tokens, then every load `repeats` times after one run that warms up; all that is known so far."""
     from core.bench.task import Bench
     from core.config import compose
     from core.llm import SamplingParams
@@ -45,15 +46,18 @@ def serve(repeats: int, loads: Sequence[str], overrides: Sequence[str]) -> dict[
     bench = Bench(composed[0], decide(composed[0]))
     with bench.llm as llm:
         vocab, longest = llm.resolved.checkpoint.config["vocab_size"], llm.resolved.limits.max_model_len // 4
-        given = prompts(vocab, longest)
         params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-        outputs = llm.generate(given, params, use_tqdm=False)
-        found: dict[str, Any] = {"prompts": given, "tokens": [output.token_ids for output in outputs], "loads": {}}
+        outputs = llm.generate(prompts(vocab, longest), params, use_tqdm=False)
+        found: dict[str, Any] = {"summary": describe(llm.resolved)[0], "report": dict(llm.engine.executor.report())}
+        found |= {"vocab": vocab, "longest": longest, "loads": {}}
+        found["tokens"] = [" ".join(map(str, output.token_ids)) for output in outputs]
         for load, one in zip(loads, composed, strict=True):
             bench.config = one.config
-            records = [bench.run(number) for number in (repeats, *range(repeats))][1:]
-            found["loads"][load] = [{key: record.get(key) for key in TIMED} for record in records]
-        return found | {"summary": describe(llm.resolved)[0], "report": dict(llm.engine.executor.report())}
+            bench.run(repeats)
+            for number in range(repeats):
+                record = bench.run(number)
+                found["loads"].setdefault(load, []).append({key: record.get(key) for key in TIMED})
+                yield found
 
 
 def judge(a: Path, b: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -62,11 +66,12 @@ def judge(a: Path, b: Path, overrides: Sequence[str]) -> dict[str, Any]:
     from tests.gpu.margins import compare
 
     first, second = (json.loads(path.read_text()) for path in (a, b))
+    wanted, got = ([[int(n) for n in line.split()] for line in run["tokens"]] for run in (first, second))
     model, *rest = overrides
     plain = ["dtype=float32", "attention=sdpa", "graphs=off", "fusion=off", "num_kv_blocks=8", "max_num_seqs=1"]
     with LLM(model.removeprefix("model="), overrides=[*rest, *plain]) as llm:
-        found = compare(llm, first["prompts"], first["tokens"], second["tokens"])
-    return {**asdict(found), "of": sum(map(len, first["tokens"]))}
+        found = compare(llm, prompts(first["vocab"], first["longest"]), wanted, got)
+    return {**asdict(found), "of": sum(map(len, wanted))}
 
 
 def kill(overrides: Sequence[str]) -> dict[str, Any]:
@@ -97,11 +102,11 @@ def kill(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def children() -> list[int]:
-    """Worker processes of this one, in the order of their start; the tracker that Python starts beside them is none."""
+    """Ranks that this process has started, in that order; not the helpers of Python and torch."""
     found = []
     for folder in Path(f"/proc/{os.getpid()}/task").iterdir():
         found += [int(pid) for pid in (folder / "children").read_text().split()]
-    return sorted(pid for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(pid for pid in found if b"plugins.executors" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def alive(pid: int) -> bool:
@@ -195,20 +200,25 @@ def reduce(size: int, kind: str, count: int, sizes: Sequence[int]) -> dict[str, 
         out = f"{folder}/found.json"
         arguments = (size, f"{folder}/meeting", kind, count, sizes, out)
         mp.spawn(reduce_rank, args=arguments, nprocs=size)  # type: ignore[attr-defined]
-        return {"ranks": size, "seconds": json.loads(Path(out).read_text())}
+        return {"ranks": size, "count": count, "seconds": json.loads(Path(out).read_text())}
 
 
 def main(argv: Sequence[str]) -> int:
     part, *given = argv
     if part == "serve":
-        found = serve(int(given[0]), given[1].split(","), given[2:])
+        steps = serve(int(given[0]), given[1].split(","), given[2:])
     elif part == "judge":
-        found = judge(Path(given[0]), Path(given[1]), given[2:])
+        steps = [judge(Path(given[0]), Path(given[1]), given[2:])]
     elif part == "kill":
-        found = kill(given)
+        steps = [kill(given)]
+    elif part == "plan":
+        from benchmarks.plan_message import measure
+
+        steps = [{"rows": [measure(int(given[0]), int(n)) for n in given[1:]]}]
     else:
-        found = reduce(int(given[0]), given[1], int(given[2]), [int(n) for n in given[3:]])
-    print(json.dumps(found, default=str), flush=True)
+        steps = [reduce(int(given[0]), given[1], int(given[2]), [int(n) for n in given[3:]])]
+    for found in steps:
+        print(json.dumps(found, default=str), flush=True)
     return 0
 
 
