@@ -214,7 +214,7 @@ def test_time_of_an_all_reduce() -> None:
 
 @pytest.mark.nightly
 def test_ranks_side_by_side(tmp_path: Path) -> None:
-    """The whole script on a CPU, with a tiny model: without time, from the start, only what is missing; wrong tokens are found."""
+    """The whole script on a CPU: without time, from the start, only what is missing; wrong tokens are found."""
     from benchmarks.gpu.tensor_parallel import main
     from benchmarks.gpu.tensor_parallel_parts import judge
 
