@@ -220,18 +220,22 @@ def test_core_run_with_one_alone(words: str, clean: CleanEnvironment, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.nightly
 def test_a_sweep_over_ours_and_theirs(clean: CleanEnvironment, tmp_path: Path) -> None:
-    """Eight cells, every one of them ok; greedy tokens do not depend on the scheduler."""
+    """One process that leads and two cells, both ok; greedy tokens do not depend on the scheduler."""
+    sweep(clean, tmp_path, ["scheduler=fcfs,longest_prefix", "attention=window_sinks", "sampler=repetition"], 2)
+
+
+@pytest.mark.nightly
+def test_a_grid_over_ours_and_theirs(clean: CleanEnvironment, tmp_path: Path) -> None:
+    sweep(clean, tmp_path, ["scheduler=fcfs,longest_prefix", "attention=sdpa,window_sinks", "sampler=gumbel,repetition"], 8)
+
+
+def sweep(clean: CleanEnvironment, where: Path, grid: list[str], cells: int) -> None:
+    """All cells are run, are ok, use what was asked for, and draw the same tokens."""
     words = ["model=tiny-llama", "prompts=[abcabc,abcabd,x]", "sampling.max_tokens=4", "sampling.temperature=0"]
-    grid = [
-        "scheduler=fcfs,longest_prefix",
-        "attention=sdpa,window_sinks",
-        "sampler=gumbel,repetition",
-        "hydra.sweep.dir=sweep",
-    ]
-    done = clean.run("python", "-m", "core.run", "-m", *words, *grid, cwd=tmp_path)
+    done = clean.run("python", "-m", "core.run", "-m", *words, *grid, "hydra.sweep.dir=sweep", cwd=where)
     assert done.returncode == 0, done.stderr
-    results = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("jobs/*/result.json")]
-    assert len(results) == 8
+    results = [json.loads(path.read_text()) for path in (where / "sweep").glob("jobs/*/*/result.json")]
+    assert len(results) == cells
+    assert {result["plugins"]["scheduler"]["distribution"] for result in results} == {"inferlab", "longest_prefix"}
     assert len({str([output["token_ids"] for output in result["outputs"]]) for result in results}) == 1

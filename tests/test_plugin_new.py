@@ -152,3 +152,10 @@ def test_the_commands_that_come_next(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"created {tmp_path / 'srf'}" and "    inferlab scheduler=srf" in lines
     assert any(line.endswith("--pyargs core.testing --inferlab-plugin srf") for line in lines)
+
+
+def test_pip_is_given_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`pip install srf` would fetch a stranger's package of that name."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "srf", "--kind", "scheduler"]) == 0
+    assert "    pip install ./srf" in capsys.readouterr().out.splitlines()

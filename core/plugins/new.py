@@ -125,8 +125,11 @@ def _summary(module: str) -> str:
 
 
 def _next(name: str, kind: str, folder: Path) -> list[str]:
+    where = (
+        folder if folder.is_absolute() or folder.parent.name else f"./{folder}"
+    )  # pip takes a bare word for a package's name
     return [
-        f"pip install {folder}",
+        f"pip install {where}",
         f"{PROJECT} {USE[kind][0].format(name)}",
         f"pip install '{PROJECT}[testing]'",
         f"python -m pytest {folder / 'tests'}",
