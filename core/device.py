@@ -62,6 +62,12 @@ def describe(device: str) -> dict[str, Any]:
     return facts
 
 
+def use(device: torch.device) -> None:
+    """What this thread allocates, records and captures from now on belongs to this device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -59,6 +59,9 @@ class Group:
         import torch
         import torch.distributed
 
+        from core.device import use
+
+        use(device)
         dist: Any = torch.distributed  # its type stubs lack the options
         self.rank, self.size, self.device, self.neighbours = rank, size, device, neighbours
         self.check: Callable[[], None] = lambda: None  # raises once another rank is known to be gone

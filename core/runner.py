@@ -47,6 +47,7 @@ class Runner:
         started = time.perf_counter()
         self.resolved, self.parallel = resolved, parallel or Solo()
         self.device = self.parallel.device if isinstance(self.parallel, Group) else torch.device(resolved.device)
+        device.use(self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, resolved.cpu_threads // self.parallel.neighbours))
         limits, self.block_size = resolved.limits, resolved.block_size
@@ -97,6 +98,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Drawn:
+        device.use(self.device)  # another engine of this process may have another one
         if len(plan.moves):
             self.attention.move(plan.moves)
         update_table(self.table, plan.new_blocks)

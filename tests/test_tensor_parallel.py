@@ -56,7 +56,7 @@ def settings(model: str, tied: bool, bias: bool, kv_heads: int, size: int, cell:
 
 
 def tokens(engine: Engine) -> list[list[int]]:
-    work = workload(5, 250)
+    work = workload(5, 250)[:6]
     requests = [engine.submit(prompt, params) for prompt, params in work]
     while engine.busy:
         engine.step()
@@ -68,14 +68,18 @@ def check(ranks: Processes, model: str, tied: bool, bias: bool, kv_heads: int, c
     size = len(ranks.all) + 1
     with LLM.from_composed(settings(model, tied, bias, kv_heads, 1, CELLS[0])) as llm:
         want = tokens(llm.engine)
-    executor = None
+    executor, evictions, cached = None, 0, 0
     for cell in cells:
-        composed = settings(model, tied, bias, kv_heads, size, cell, num_kv_blocks=8)  # tight: requests give way
+        composed = settings(
+            model, tied, bias, kv_heads, size, cell, num_kv_blocks=15, **{"kv_allocator.block_size": 4}
+        )  # tight
         resolved = decide(composed)
         executor = executor or Workers(NoSettings(), resolved, ranks)
-        assert executor.num_blocks == 8
-        assert tokens(build_engine(resolved, composed.registry, executor)) == want, cell
-    assert executor is not None
+        assert executor.num_blocks == 15
+        engine = build_engine(resolved, composed.registry, executor)
+        assert tokens(engine) == want, cell
+        evictions, cached = evictions + engine.stats.evictions, cached + engine.stats.cached_tokens
+    assert executor is not None and evictions and cached
     executor.close()
 
 
