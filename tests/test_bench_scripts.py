@@ -141,7 +141,7 @@ def row_of_ranks(**kill: Any) -> dict[str, Any]:
         "serve 2": served(150.0),
         "judge 2": {"compared": 90, "parted": 1, "wrong": ["request 3"], "of": 100},
         "reduce 2": {"count": 81, "seconds": ways},
-        "plan 2": {"rows": [{"us": 50.0}]},
+        "plan 2": {"rows": [{"pack": {"median_us": 20.0}, "send": {"median_us": 30.0}}]},
         "kill 2": {"reported_s": 1.0, "closed_s": 2.0, "said": "dead", "workers": 1, "left": []}
         | {"mib_before": [5], "mib_after": [6], **kill},
     }
@@ -195,14 +195,6 @@ def test_a_part_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pytest.fail("a process of the stopped part is still running")
 
 
-def test_the_message_of_a_step() -> None:
-    """Every rank gets every plan; four numbers for each chunk, one for each token, three for each new block."""
-    from benchmarks.plan_message import measure
-
-    few, many = measure(3, 1, repeats=3), measure(3, 65, repeats=3)
-    assert many["bytes"] - few["bytes"] == 4 * (64 * 5 + 4 * 3) and 0 < many["us"] < many["answered_us"]
-
-
 @pytest.mark.nightly
 def test_time_of_an_all_reduce() -> None:
     """Two ranks on a CPU."""
@@ -231,6 +223,7 @@ def test_ranks_side_by_side(tmp_path: Path) -> None:
     row = record["rows"][0]
     assert list(row["parts"]) == ["serve 1", "serve 2", "judge 2", "kill 2", "reduce 2", "plan 2"] and not row["failed"]
     assert "SIGKILL" in row["parts"]["kill 2"]["said"] and row["parts"]["judge 2"]["of"] == 32 * 48
+    assert [step["bytes"] for step in row["parts"]["plan 2"]["rows"]] == [144, 5424]
     del row["parts"]["plan 2"]
     row["parts"]["serve 1"]["summary"] = "kept"
     out.write_text(json.dumps(record))

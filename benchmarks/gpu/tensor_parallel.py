@@ -186,7 +186,7 @@ def _shares(parts: Mapping[str, Any], size: str, step: float) -> list[str]:
         cells += [str(reduce["count"]), _said(each, ".1f"), _said(share, ".0%"), _said(shot[0] if shot else None, ".1f")]
     else:
         cells += ["-"] * 4
-    sent = plan["rows"][0]["us"] if plan else None
+    sent = sum(plan["rows"][0][work]["median_us"] for work in ("pack", "send")) if plan else None
     return [*cells, _said(sent, ".1f"), _said(sent / step if sent else None, ".1%")]
 
 

@@ -212,9 +212,9 @@ def main(argv: Sequence[str]) -> int:
     elif part == "kill":
         steps = [kill(given)]
     elif part == "plan":
-        from benchmarks.plan_message import measure
+        from benchmarks.tensor_parallel import message
 
-        steps = [{"rows": [measure(int(given[0]), int(n)) for n in given[1:]]}]
+        steps = [{"rows": [message(int(n), int(given[0]), 2000) for n in given[1:]]}]
     else:
         steps = [reduce(int(given[0]), given[1], int(given[2]), [int(n) for n in given[3:]])]
     for found in steps:
