@@ -22,7 +22,8 @@ def inferlab_presets() -> list[str]:
 
 @hookspec(firstresult=True)
 def inferlab_build(kind: str, component: Component, settings: Any, context: Any) -> Any:
-    """Build a component. Implement it as a wrapper (hookimpl(wrapper=True)) to time or decorate what is built."""
+    """Build a component. Implement it as a wrapper (hookimpl(wrapper=True)) to time or decorate what is built; it returns one.
+    A wrapper that raises or returns none is named with its plugin, and ends the run."""
 
 
 @hookspec

@@ -52,6 +52,12 @@ WORDS = {
     "a flag that does not exist": ["--hepl"],
     "two values that exclude each other": ["max_num_batched_tokens=4", "max_num_seqs=8"],
 }
+WRAPPERS = {
+    "raises": "    yield\n    raise KeyError(kind)",
+    "returns nothing": "    part = yield",
+    "never yields": "    if False:\n        yield",
+    "yields twice": "    part = yield\n    yield\n    return part",
+}
 
 
 @contextmanager
@@ -134,6 +140,14 @@ def of_clashes() -> Iterator[tuple[str, str, str]]:
             yield pair, f"`{' '.join(given)}`", errors([*SMALL, *given], site)
 
 
+def of_wrappers() -> Iterator[tuple[str, str]]:
+    """A plugin's wrapper around what is built."""
+    for what, body in WRAPPERS.items():
+        with installed() as site:
+            site.add("acme", f"@hookimpl(wrapper=True)\ndef inferlab_build(kind):\n{body}")
+            yield what, errors([*SMALL, "prompts=[a]", "sampling.max_tokens=1"], site)
+
+
 def of_check() -> Iterator[tuple[str]]:
     """All findings of a plugin that is broken in one way."""
     for source, files, text in test_check_finds.pytestmark[0].args[1]:
@@ -181,6 +195,7 @@ def page() -> str:
     """The whole document."""
     parts = [
         ("Plugins", table(("case", "situation", "message"), of_plugins())),
+        ("Wrappers of `inferlab_build`", table(("the wrapper", "message"), of_wrappers())),
         ("Choices that clash", table(("pair", "given", "message"), of_clashes())),
         ("Errors that `plugins check` reports", table(("error",), of_check())),
         ("Settings and options", table(("mistake", "given", "message"), of_words())),

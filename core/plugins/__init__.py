@@ -34,6 +34,7 @@ from core.plugins.checks import (
 )
 from core.plugins.loading import construct, find
 from core.plugins.presets import package_problems
+from core.plugins.wrapping import guard
 
 __all__ = ["Found", "Plugin", "PluginError", "Registry", "discover", "survey"]
 
@@ -224,6 +225,7 @@ def _ask(manager: pluggy.PluginManager, plugin: Plugin, entry: metadata.EntryPoi
     if plugin.problems:
         return
     manager.register(module, name=entry.name)
+    guard(manager, entry.name)
     plugin.components = _answers(manager, "inferlab_components", entry.name)
     plugin.presets = _answers(manager, "inferlab_presets", entry.name)
     plugin.problems += [text for component in plugin.components for text in component_problems(component)]
