@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hydra
@@ -24,7 +25,7 @@ from core.interfaces import PROJECT
 from core.plugins import Registry
 from core.sweep.lead import Refused, lead, run_cell
 from core.sweep.plan import with_repeats
-from core.sweep.process import python
+from core.sweep.process import python, stop
 from core.validation import Options
 from core.vocabulary import CONFIG_NAME, conf_dir, plain
 
@@ -122,13 +123,24 @@ def _process(arguments: list[str]) -> Iterator[None]:
     """What Hydra reads from the process: its arguments, and that errors are to be raised, not printed."""
     before, argv = os.environ.get("HYDRA_FULL_ERROR"), sys.argv
     os.environ["HYDRA_FULL_ERROR"], sys.argv = "1", [argv[0], *arguments]
+    stop.clear()
     on_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that children are ended too
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:  # a process in the background ignores it, and shall
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, on_term)
+        signal.signal(signal.SIGINT, on_interrupt)
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR") if before is None else os.environ.update(HYDRA_FULL_ERROR=before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C. An exception that is raised in a destructor is lost: who waits for a cell's process looks at `stop` too."""
+    stop.set()
+    raise KeyboardInterrupt
 
 
 def _job(node: DictConfig) -> Any:

@@ -158,9 +158,11 @@ def test_auto_skips_what_cannot_run_here_but_a_name_does_not(site: Site) -> None
 
 def test_all_reasons_come_at_once(site: Site) -> None:
     site.add("acme", ATTENTION.format(problem="", rank=-1))
-    texts = reasons("attention=acme", "kv_allocator.block_size=48", "tensor_parallel_size=2", "max_model_len=9000")
-    assert len(texts) == 3
-    assert any("tensor_parallel_size to be 1, got 2" in t for t in texts)
+    more = "executor=local", "tensor_parallel_size=3", "max_model_len=9000"
+    texts = reasons("attention=acme", "kv_allocator.block_size=48", *more)
+    assert len(texts) == 4
+    assert any("tensor_parallel_size to be 1, got 3" in t for t in texts)
+    assert any("num_attention_heads (4) is no multiple" in t for t in texts)
 
 
 def test_auto_values_satisfy_everybody(site: Site) -> None:
