@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from benchmarks.tensor_parallel import plan
 from benchmarks.tensor_parallel_gather import markdown
 from core.interfaces import DeviceContext, Limits, ModelArch, NoSettings
+from plugins.executors.wire import pack
 from plugins.models.qwen3 import Qwen3
 
 ROOT = Path(__file__).parent.parent
@@ -237,7 +239,7 @@ def page() -> str:
     ]
     tables = {"held": held(), "sent": sent(), "ids": ids(), "measured": measured(), "gathering": shares_of_gathering()}
     tables |= {"assumed": table(["assumed", "value"], assumed), "speed": speed()}
-    facts = {"kb": (ROWS * 5 + ROWS // 16 * 3) * 4 / 1e3, "rows": ROWS, "vocab": share(MODELS[-1], 2).vocab}
+    facts = {"kb": len(pack(plan(ROWS))) / 1e3, "rows": ROWS, "vocab": share(MODELS[-1], 2).vocab}
     filled = {name: "\n".join(lines).rstrip("\n") for name, lines in tables.items()}
     return TEXT.read_text(encoding="utf-8").format(**filled, **facts, bound=bound, room=ROOM / 1e9)
 

@@ -161,6 +161,9 @@ def test_the_tables_of_ranks() -> None:
     assert lines[7] == "| m | 2 | 6667 | 81 | 10.0 | 12% | 5.0 | 50.0 | 0.8% |"
     assert "reported after 1.00 s" in lines[-1] and "before [5] and after [6]" in lines[-1]
     assert problems([row]) == ["m on 2 ranks: request 3"]
+    few = row_of_ranks()
+    few["parts"]["judge 2"] |= {"compared": 49, "wrong": []}
+    assert problems([few]) == ["m on 2 ranks: only 49 of 100 tokens could be compared"]
     for kill, text in (({"reported_s": 6.0}, "after 6.0 s"), ({"said": ""}, "reported"), ({"left": [7]}, "[7] are still")):
         assert text in problems([row_of_ranks(**kill)])[1]
     assert problems([row_of_ranks(mib_after=[900])])[1] == "m: GPU 0 is not free"

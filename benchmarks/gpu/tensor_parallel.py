@@ -207,6 +207,10 @@ def problems(rows: Sequence[Row]) -> list[str]:
             name, size = label.split()
             if name == "judge":
                 found += [f"{row['model']} on {size} ranks: {wrong}" for wrong in part["wrong"]]
+                if 2 * part["compared"] < part["of"]:
+                    found.append(
+                        f"{row['model']} on {size} ranks: only {part['compared']} of {part['of']} tokens could be compared"
+                    )
             elif name == "kill":
                 late, busy = (
                     part["reported_s"] > LATE or not part["said"],
