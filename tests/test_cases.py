@@ -46,6 +46,10 @@ CASES: dict[str, str] = {  # id -> file::test, without the folder and the ending
     "B48": "test_attention::test_random_steps_equal_the_dense_definition",
     "B49": "test_triton_attention::test_offsets_beyond_31_bits",
     "B51": "test_attention::test_rows_without_tokens_are_refused",
+    "B52": "test_workers::test_the_smallest_pool_counts",
+    "B54": "test_workers::test_a_taken_port_is_in_nobodys_way test_llm::test_two_engines_at_once",
+    "B55": "test_workers::test_a_plan_of_four_megabytes test_workers::test_ctrl_c_and_a_killed_parent_leave_nothing",
+    "B56": "test_workers::test_a_rank_killed_in_a_step_is_named test_workers::test_a_rank_killed_while_loading",
     "H1": "test_llm::test_engine_after_engine_releases_everything test_sweep::test_twelve_cells_of_which_four_do_not_work",
     "H2": "test_sweep::test_twelve_cells_of_which_four_do_not_work test_sweep::test_further_endings",
     "H4": "test_sweep::test_further_endings test_sweep::test_a_new_version_of_one_plugin_runs_its_cells_again",
@@ -57,13 +61,7 @@ CASES: dict[str, str] = {  # id -> file::test, without the folder and the ending
     "P5": "test_resolve::test_workers_use_what_the_parent_resolved test_examples::test_workers_use_what_the_parent_resolved",
     "P6": "test_plugins::test_another_version_of_the_interface test_api::test_the_version_is_said_where_the_import_fails",
 }
-OPEN = {  # what no test proves yet, and why
-    "B27": "requests have no stop strings yet",
-    "B52": "one rank has nothing to take the minimum of: with the executor of several ranks",
-    "B54": "two engines are tested (test_llm::test_two_engines_at_once); ports come with the executor of several ranks",
-    "B55": "messages between processes come with the executor of several ranks",
-    "B56": "killed workers come with the executor of several ranks",
-}
+OPEN = {"B27": "requests have no stop strings yet"}  # what no test proves yet, and why
 
 
 def names_in(path: Path) -> set[str]:
