@@ -26,9 +26,11 @@ def test_what_the_wheel_holds(wheel: Path) -> None:
     info = f"inferlab-{PROJECT['version']}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"core", "plugins", info}
     for folder, inside in (("core", "core"), ("plugins", "plugins"), ("conf", "core/_conf")):
-        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".yaml", ".txt")]
+        kept = [p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        files = [p for p in kept if p.suffix in (".py", ".yaml", ".txt", ".j2")]
         assert files
         assert {f"{inside}/{p.relative_to(ROOT / folder).as_posix()}" for p in files} <= names
+    assert {p.name for p in (ROOT / "core/report/templates").iterdir()} <= {name.rpartition("/")[2] for name in names}
     entries = zipfile.ZipFile(wheel).read(f"{info}/entry_points.txt").decode()
     assert "inferlab = core.cli:main" in entries and "[inferlab.plugins]" in entries
     assert any(name.endswith("LICENSE") for name in names)

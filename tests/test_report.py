@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from core.report.compare import compare
 from core.report.effects import effects
 from core.report.noise import Difference, beyond, critical, difference, holm, median_interval
 from core.report.table import read_table
-from core.sweep.records import CellRecord, SweepRecord, write_sweep
+from core.sweep.records import CellRecord, SweepRecord, read_sweep, write_sweep
 
 ROOT = Path(__file__).parent.parent
 FACTORS = {"scheduler": ["fcfs", "mixed"], "kv_allocator": ["block_hash", "paged"]}
@@ -40,6 +40,7 @@ def make_sweep(
     repeats: int = 5,
     endings: Mapping[str, tuple[str, str]] | None = None,  # hash -> status, reason
     commit: str = "abc",
+    result: Mapping[str, Any] | None = None,  # further entries of every result.json
     **more: Any,
 ) -> SweepRecord:
     """As a real one leaves it; measure: (factors, repeat) -> metrics."""
@@ -56,8 +57,8 @@ def make_sweep(
             metrics = {k: {"value": v, "unit": u, "low": None, "high": None} for k, (v, u) in measure(chosen, repeat).items()}
             settings = {**chosen, "load": {"rate": 8.0}, "seed": 0, "sweep": {"repeat": repeat}}
             bench = {"metrics": metrics, "model": "tiny", "load": "poisson", "dtype": "float32"}
-            result = {"settings": settings, "plugins": plugins, "environment": environment, "bench": bench, "seed": 0}
-            (place / "result.json").write_text(json.dumps({**result, "metrics": {}}))
+            found = {"settings": settings, "plugins": plugins, "environment": environment, "bench": bench, "seed": 0}
+            (place / "result.json").write_text(json.dumps({**found, "metrics": {}, **(result or {})}))
         overrides = ["task=bench", *(f"{k}={v}" for k, v in chosen.items()), "load.rate=8"]
         command = ["python", "-m", "core.run", *overrides, "prompts=['a b']"]
         record = CellRecord(name, repeat, chosen, overrides, status, reason, 1.0, f"jobs/{name}/{repeat}", plugins, environment)
@@ -174,6 +175,29 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "http" not in page and page.count("<script>") == 1 and page.count("data:image/png;base64,") == 2
     assert (tmp_path / "plots/cells.png").read_bytes().startswith(b"\x89PNG")
     assert "![" in (tmp_path / "report.md").read_text()
+
+
+def test_what_failed_and_what_is_wrong_is_red(tmp_path: Path) -> None:
+    """An observer that was switched off, from result.json; a cell that is faster and draws other tokens than it should."""
+    make_sweep(tmp_path, noisy(0, effects={"mixed": 0.5}), result={"failed_observers": {"loud": "ValueError: <oops>"}})
+    sweep = read_sweep(tmp_path)
+    wrong = sweep.cells[2]
+    assert wrong.factors == {"scheduler": "mixed", "kv_allocator": "block_hash"}
+    where = {"run": 0, "request": 3, "position": 7, "tokens": [5, None]}
+    told = {"folder": wrong.folder, "reference": sweep.cells[0].folder, "factors": wrong.factors, **where}
+    folders = [cell.folder for cell in sweep.cells]
+    group = {"model": "tiny", "load": "poisson", "seed": 0, "reference": folders[0], "cells": folders, "equal": False}
+    equal = {"compared": 20, "groups": [group], "differences": [told]}
+    write_sweep(tmp_path, replace(sweep, equal_output=equal))
+    assert main([str(tmp_path)]) == 0
+    text, page = ((tmp_path / f"report.{kind}").read_text() for kind in ("md", "html"))
+    assert "Observer loud failed in 20 runs: ValueError: <oops>" in text and "observer `loud`: ValueError: <oops>" in text
+    assert '<li class="warn">Observer loud failed in 20 runs: ValueError: &lt;oops&gt;</li>' in page
+    red = re.findall(r'<li class="bad">(.+?)</li>', page)
+    assert len(red) == 1 and "scheduler=mixed kv_allocator=block_hash is NOT EQUAL" in red[0]
+    assert "ttft_ms_p50" in red[0] and "throughput" not in red[0] and "faster, but not the same answers" in red[0]
+    assert page.count('<td class="bad">NOT EQUAL</td>') == 1 and "drew its end where" in page
+    assert re.search(r"\*\*Output of scheduler=mixed kv_allocator=block_hash is NOT EQUAL .+same answers\.\*\*", text)
 
 
 @pytest.mark.parametrize("scatter", [0.03, pytest.param(0.2, marks=pytest.mark.nightly)])

@@ -10,7 +10,6 @@ from core.report.words import name_of
 from core.sweep.records import CellRecord
 
 NOT_COMPARED = re.compile(r"sweep\.|log_level$|environment\.argv$|slot\.\w+\.(reason|target)$")
-SWITCHED_OFF = re.compile(r"observer (\S+) raised (.+) and is switched off")
 NOT_LOADED = re.compile(r"(?:warning: )?plugin (\S+) (?:could not be loaded: (.+)|: inferlab_metrics raised (.+))")
 
 Facts = dict[str, Any]  # dotted name -> value
@@ -97,15 +96,13 @@ def shown(value: Any) -> str:
 
 
 def troubles(found: Iterable[tuple[CellRecord, Mapping[str, Any], str]]) -> list[dict[str, Any]]:
-    """Observers that were switched off and plugins that failed, from result.json and the log; one entry for each, with the
-    runs in which it happened."""
+    """Observers that were switched off (from result.json) and plugins that failed (from the log); one entry for each, with
+    the runs in which it happened."""
     told: dict[tuple[str, str, str], list[str]] = {}
     for cell, result, log in found:
         seen = {("observer", name, why) for name, why in (result.get("failed_observers") or {}).items()}
         for line in log.splitlines():
-            if match := SWITCHED_OFF.search(line):
-                seen.add(("observer", match[1], match[2]))
-            elif match := NOT_LOADED.search(line):
+            if match := NOT_LOADED.search(line):
                 seen.add(("plugin", match[1], match[2] or f"inferlab_metrics raised {match[3]}"))
         for key in sorted(seen):
             told.setdefault(key, []).append(f"{name_of(cell.factors)}, repeat {cell.repeat}")
