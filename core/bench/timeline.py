@@ -18,7 +18,7 @@ def events(number: int, run: Run, walked: Walk) -> Iterator[dict[str, Any]]:
         return round((seconds - run.start) * 1e6, 3)
 
     def span(track: int, name: str, start: float, end: float, **args: Any) -> dict[str, Any]:
-        place = {"pid": number, "tid": track, "ts": at(start), "dur": round(max(0.0, end - start) * 1e6, 3)}
+        place = {"pid": number, "tid": track, "ts": at(start), "dur": round(max(0.0, at(end) - at(start)), 3)}
         return {"name": name, "cat": "request" if track else "step", "ph": "X", **place, "args": args}
 
     def named(kind: str, name: str, track: int = STEPS) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def _cache(run: Run) -> Values:
     found: Values = {"hit_rate": (hits / sum(request.num_prompt for request in run.requests), "")}
     samples = [(step.end, *step.kv) for step in run.steps if step.kv is not None]
     total = evictable = weight = 0.0
-    until = [at for at, *_ in samples[1:]] + [run.start + run.seconds]
-    for (at, _, reusable, held), end in zip(samples, until, strict=True):
+    until = [*(at for at, *_ in samples[1:]), run.start + run.seconds]
+    for (at, _, reusable, held), end in zip(samples, until, strict=False):
         weight += end - at
         total += (held + reusable) * (end - at)
         evictable += reusable * (end - at)
@@ -126,17 +126,18 @@ def _waste(run: Run, walked: Walk) -> Values:
 
 
 def _steps(run: Run) -> Values:
-    """Mean microseconds per launched step."""
-    launched = [step for step in run.steps if step.launched]
+    """Mean microseconds per launched step. A call in which a scheduler only waited, for an arrival say, is no work."""
+    working = [step for step in run.steps if step.launched or step.waited or step.evicted]
+    launched = [step for step in working if step.launched]
     count = len(launched)
     found: Values = {
-        f"step_{part}_us": (sum(getattr(step, part) for step in run.steps) / count * 1e6, "us")
+        f"step_{part}_us": (sum(getattr(step, part) for step in working) / count * 1e6, "us")
         for part in ("schedule", "prepare", "launch", "wait", "commit")
     }
     spans = [step.gpu for step in launched if step.gpu is not None]
     if spans:
         found["step_gpu_us"] = sum(spans) / len(spans) * 1e6, "us"
-        wall = sum(step.end - step.at for step in run.steps)
+        wall = sum(step.end - step.at for step in working)
         found["exposed_gap_us"] = max(0.0, wall - sum(spans)) / count * 1e6, "us"
     return found
 
