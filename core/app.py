@@ -89,7 +89,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
             "outputs": [_output(llm, *item) for item in zip(questions, requests, prompts, strict=True)],
             "timings": {"start_s": ready - started, **_timings(requests, seconds), **bar.rates(), **report},
             "engine": llm.engine.stats.as_dict(),
-            "failed_observers": dict(llm.engine.observers.failed),
+            "failed_observers": llm.engine.observers.report(),
             "interrupted": bool(stop),
         }
         result["metrics"] = plugin_metrics(composed.registry, result)

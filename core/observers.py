@@ -1,4 +1,4 @@
-"""Calls the observer hooks. A raising observer is named once, switched off, and the run goes on."""
+"""Calls the observer hooks. A raising observer is counted, named once, switched off, and the run goes on."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ class Observers:
     def __init__(self, manager: pluggy.PluginManager | None = None) -> None:
         self.step = _implementations(manager, "inferlab_step")
         self.finished = _implementations(manager, "inferlab_request_finished")
-        self.failed: dict[str, str] = {}  # plugin -> what it raised
+        self.failed: dict[str, dict[str, str]] = {}  # plugin -> hook -> what it raised
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """For result.json: plugin -> how many of its observers raised, and what."""
+        return {name: {"failures": len(raised), "raised": dict(raised)} for name, raised in self.failed.items()}
 
     def notify(self, observers: list[Observer], record: Any) -> None:
+        hook = "inferlab_step" if observers is self.step else "inferlab_request_finished"
         for observer in list(observers):
             name, call = observer
             try:
                 call(record=record)
             except (Exception, SystemExit) as error:
-                self.failed[name] = f"{type(error).__name__}: {error}"
+                what = f"{type(error).__name__}: {error}"
+                self.failed.setdefault(name, {})[hook] = what
                 observers.remove(observer)
-                log.warning("observer %s raised %s and is switched off", name, self.failed[name])
+                log.warning("observer %s raised %s in %s and is switched off", name, what, hook)
 
 
 def _implementations(manager: pluggy.PluginManager | None, hook: str) -> list[Observer]:

@@ -353,7 +353,7 @@ def test_observers_are_guarded() -> None:
     engine.submit([1, 2, 3], greedy(4))
     finish(engine)
     assert [r.tokens for r in seen] == [3, 1, 1, 1] and [r.draws for r in seen] == [1] * 4
-    assert [name for name, _ in engine.observers.step] == ["good"] and "oops" in engine.observers.failed["bad"]
+    assert [name for name, _ in engine.observers.step] == ["good"] and "oops" in engine.observers.failed["bad"]["inferlab_step"]
 
 
 def test_metrics_of_a_request() -> None:

@@ -11,6 +11,8 @@ import pytest
 from core.cli import main
 from core.observers import Observers
 from core.params import SamplingParams
+from core.report.facts import troubles
+from core.sweep.records import CellRecord
 from tests.fake import make_engine
 from tests.plugins_fixtures import Site
 
@@ -54,7 +56,7 @@ def test_a_raising_observer_harms_nobody(site: Site, error: str, overlap: int) -
     site.add("quiet", QUIET)
     tokens, _, observers = run(site, overlap)
     assert tokens == run(None, overlap)[0]
-    assert observers.failed["loud"].startswith(error.partition("(")[0])
+    assert observers.failed["loud"]["inferlab_step"].startswith(error.partition("(")[0])
     modules = {p.name: p.module for p in site.discover().plugins}
     assert [name for name, _ in observers.step] == ["quiet"] and modules.keys() >= {"loud", "quiet"}
 
@@ -64,7 +66,11 @@ def test_an_observer_changes_nothing(site: Site) -> None:
     site.add("quiet", QUIET)
     _, seen, observers = run(site)
     assert all(labels == {"client": "a"} and finish >= 0 for labels, finish in seen)
-    assert observers.failed["quiet"].startswith("TypeError") and not observers.finished and observers.step
+    assert (
+        observers.failed["quiet"]["inferlab_request_finished"].startswith("TypeError")
+        and not observers.finished
+        and observers.step
+    )
 
 
 def test_nobody_listens(site: Site) -> None:
@@ -79,17 +85,44 @@ def test_a_wrapper_around_an_observer_is_refused(site: Site) -> None:
     assert "inferlab_step cannot be a wrapper: only inferlab_build is one" in site.discover().failed["acme"]
 
 
+BOTH = (
+    RAISES.format(error='ValueError("oops")')
+    + """
+@hookimpl
+def inferlab_request_finished():
+    raise KeyError("end")
+@hookimpl
+def inferlab_metrics():
+    raise SystemExit(2)
+"""
+)
+SMALL = ("load.num_requests=3", "load.input_min=6", "load.input_max=20", "load.output_min=2", "load.output_max=6")
+TASKS = {
+    "generate": ["prompts=[abc]", "sampling.max_tokens=3"],
+    "bench": ["task=bench", "max_model_len=96", "cpu_threads=1", "bench.repeats=1", *SMALL],
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_the_result_names_the_culprit(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logging_as_before: None
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logging_as_before: None,
+    task: str,
 ) -> None:
-    """One line on stderr, the same in result.json; the answers are there."""
-    metrics = "@hookimpl\ndef inferlab_metrics():\n    raise SystemExit(2)\n"
-    site.add("loud", RAISES.format(error='ValueError("oops")') + metrics)
+    """One line on stderr for each hook, both counted in result.json, none in place of the other; the answers are there."""
+    site.add("loud", BOTH)
     monkeypatch.chdir(tmp_path)
-    settings = ["model=tiny-llama", "device=cpu", "prompts=[abc]", "sampling.max_tokens=3", "hydra.run.dir=out"]
-    assert main(settings) == 0
+    assert main(["model=tiny-llama", "device=cpu", "hydra.run.dir=out", *TASKS[task]]) == 0
     result = json.loads((tmp_path / "out/result.json").read_text())
-    assert result["failed_observers"] == {"loud": "ValueError: oops"} and result["metrics"] == {}
-    assert len(result["outputs"][0]["token_ids"]) > 0
+    raised = {"inferlab_step": "ValueError: oops", "inferlab_request_finished": "KeyError: 'end'"}
+    assert result["failed_observers"] == {"loud": {"failures": 2, "raised": raised}} and result["metrics"] == {}
+    assert result["outputs"][0]["token_ids"] if task == "generate" else result["bench"]["metrics"]
     text = capsys.readouterr().err
-    assert text.count("observer loud raised ValueError: oops and is switched off") == 1
+    lines = [f"observer loud raised {what} in {hook} and is switched off" for hook, what in raised.items()]
+    assert [text.count(line) for line in lines] == [1, 1]
+    cell = CellRecord("", 0, {}, [], "ok")
+    seen = {(t["kind"], t["name"], t["why"]) for t in troubles([(cell, result, text)])}
+    assert {("observer", "loud", f"{what} in {hook}") for hook, what in raised.items()} <= seen and len(seen) == 3

@@ -179,7 +179,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
 def test_what_failed_and_what_is_wrong_is_red(tmp_path: Path) -> None:
     """An observer that was switched off, from result.json; a cell that is faster and draws other tokens than it should."""
-    make_sweep(tmp_path, noisy(0, effects={"mixed": 0.5}), result={"failed_observers": {"loud": "ValueError: <oops>"}})
+    failed = {"loud": {"failures": 1, "raised": {"inferlab_step": "ValueError: <oops>"}}}
+    make_sweep(tmp_path, noisy(0, effects={"mixed": 0.5}), result={"failed_observers": failed})
     sweep = read_sweep(tmp_path)
     wrong = sweep.cells[2]
     assert wrong.factors == {"scheduler": "mixed", "kv_allocator": "block_hash"}

@@ -10,7 +10,7 @@ from core.report.words import name_of
 from core.sweep.records import CellRecord
 
 NOT_COMPARED = re.compile(r"sweep\.|log_level$|environment\.argv$|slot\.\w+\.(reason|target)$")
-NOT_LOADED = re.compile(r"(?:warning: )?plugin (\S+) (?:could not be loaded: (.+)|: inferlab_metrics raised (.+))")
+NOT_LOADED = re.compile(r"(?:warning: )?plugin (\S+?)(?: could not be loaded: (.+)|: inferlab_metrics raised (.+))")
 
 Facts = dict[str, Any]  # dotted name -> value
 
@@ -100,7 +100,8 @@ def troubles(found: Iterable[tuple[CellRecord, Mapping[str, Any], str]]) -> list
     the runs in which it happened."""
     told: dict[tuple[str, str, str], list[str]] = {}
     for cell, result, log in found:
-        seen = {("observer", name, why) for name, why in (result.get("failed_observers") or {}).items()}
+        failed = (result.get("failed_observers") or {}).items()
+        seen = {("observer", name, f"{why} in {hook}") for name, of in failed for hook, why in of["raised"].items()}
         for line in log.splitlines():
             if match := NOT_LOADED.search(line):
                 seen.add(("plugin", match[1], match[2] or f"inferlab_metrics raised {match[3]}"))
