@@ -193,7 +193,7 @@ def test_what_failed_and_what_is_wrong_is_red(tmp_path: Path) -> None:
     assert main([str(tmp_path)]) == 0
     text, page = ((tmp_path / f"report.{kind}").read_text() for kind in ("md", "html"))
     assert "Observer loud failed in 20 runs: ValueError: <oops>" in text and "observer `loud`: ValueError: <oops>" in text
-    assert '<li class="warn">Observer loud failed in 20 runs: ValueError: &lt;oops&gt;</li>' in page
+    assert '<li class="warn">Observer loud failed in 20 runs: ValueError: &lt;oops&gt; in inferlab_step</li>' in page
     red = re.findall(r'<li class="bad">(.+?)</li>', page)
     assert len(red) == 1 and "scheduler=mixed kv_allocator=block_hash is NOT EQUAL" in red[0]
     assert "ttft_ms_p50" in red[0] and "throughput" not in red[0] and "faster, but not the same answers" in red[0]
