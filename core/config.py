@@ -41,7 +41,7 @@ class SamplingSettings:
     stop_token_ids: list[int] = setting([], "in addition to the checkpoint's")
     ignore_eos: bool = setting(False, "do not stop at the checkpoint's stop tokens")
     seed: int | None = setting(None, "of each request; null: derived from the engine's seed and the request's number")
-    theirs: dict[str, Any] = field(default_factory=dict)  # the chosen sampler's own parameters, given as sampling.NAME=VALUE
+    theirs: dict[str, Any] = setting({}, "the chosen sampler's own parameters; sampling.NAME=VALUE sets theirs.NAME")
 
     def __post_init__(self) -> None:
         try:

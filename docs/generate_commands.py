@@ -16,11 +16,12 @@ from core.config import Config
 from core.helptext import FLAGS as FLAG_TEXT
 from core.helptext import default_text
 from core.loads import LoadSettings
+from core.model_settings import ModelSettings
 from core.plugins import discover
 from core.plugins.checks import KINDS
 from core.plugins.commands import COMMANDS, parser
 from core.report.__main__ import main as report
-from core.vocabulary import AUTO_KINDS, default_choices
+from core.vocabulary import AUTO_KINDS, conf_dir, default_choices
 
 PAGE = Path(__file__).parent / "commands.md"
 HEAD = """# Commands
@@ -51,6 +52,11 @@ def settings(kind: type, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         elif item.metadata.get("doc") or prefix:
             unit, doc = item.metadata.get("unit", ""), item.metadata.get("doc", "")
             yield f"`{prefix}{item.name}`", f"`{default_text(item)}`", unit or "-", doc or "-"
+
+
+def model_presets() -> str:
+    names = sorted(p.stem for p in (conf_dir() / "model").glob("*.yaml"))
+    return ", ".join(f"`{name}`" for name in names if name not in ("base_model", "custom"))
 
 
 SETTINGS = ("setting", "default", "unit", "meaning")
@@ -84,6 +90,9 @@ def run_part() -> Iterator[str]:
         if own:
             yield table(("of", *SETTINGS), own)
     yield f"### Settings\n\n{table(SETTINGS, settings(Config, ''))}"
+    yield "### The model\n"
+    yield f"`model=PRESET` sets these; `model=V` of any other word is `model.path=V`. Presets: {model_presets()}.\n"
+    yield table(SETTINGS, settings(ModelSettings, "model."))
     yield f"### The load of `task=bench`\n\n{table(SETTINGS, settings(LoadSettings, 'load.'))}"
 
 

@@ -43,7 +43,9 @@ def test_every_case_is_there() -> None:
 def test_the_commands_are_current(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/commands.md; and it holds every command, every flag and every top-level setting."""
     from core.cli import FLAGS
-    from core.config import Config
+    from core.config import Config, SamplingSettings
+    from core.loads import LoadSettings
+    from core.model_settings import ModelSettings
     from core.plugins.commands import COMMANDS
     from docs.generate_commands import main
 
@@ -55,3 +57,6 @@ def test_the_commands_are_current(capsys: pytest.CaptureFixture[str], monkeypatc
     documented = [f.name for f in fields(Config) if f.metadata.get("doc")]
     assert len(documented) > 15 and [name for name in documented if f"| `{name}` |" not in page] == []
     assert "--metrics METRICS" in page
+    for prefix, kind in (("model", ModelSettings), ("load", LoadSettings), ("sampling", SamplingSettings)):
+        rows = [re.search(rf"^\| `{prefix}\.{f.name}` \|.*\| (.*) \|$", page, re.M) for f in fields(kind)]
+        assert [f.name for f, row in zip(fields(kind), rows, strict=True) if not row or row[1] == "-"] == []

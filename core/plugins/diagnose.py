@@ -58,7 +58,8 @@ def diagnose(registry: Registry, plugins: Iterable[Plugin], *, everything: bool)
     owners = second_owners()
     for plugin in plugins:
         found = [Finding("error", plugin.name, text) for text in plugin.problems]
-        found += [Finding("error", plugin.name, text) for name, text in owners if name == plugin.distribution]
+        told = {f.text for f in findings}  # plugins of one distribution: once, not for each
+        found += [Finding("error", plugin.name, t) for name, t in owners if name == plugin.distribution and t not in told]
         if not plugin.blocked:
             found += [Finding(level, plugin.name, text) for level, text in _plugin(registry, plugin)]
         findings += sorted(dict.fromkeys(found), key=lambda f: f.level)
