@@ -6,12 +6,14 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from core.cli import main
+from core.interfaces import Metric, RequestRecord, StepRecord
 from core.plugins.checks import HOOKS, KINDS
 from tests.plugins_fixtures import Site
 
@@ -73,6 +75,15 @@ def test_signatures_of_hooks() -> None:
     for name in HOOKS:
         declared = re.search(rf"^def ({name}\(.*?\) -> .*?):$", source, re.M)
         assert declared and f"`{declared[1]}`" in HOOK_PAGE, name
+
+
+@pytest.mark.parametrize("record", [StepRecord, RequestRecord, Metric], ids=lambda r: r.__name__)
+def test_fields_of_records(record: type) -> None:
+    """The hook page explains each that an observer gets or gives, and no other."""
+    table = re.search(rf"^\| field of `{record.__name__}` \|.*\n\|---\|---\|\n((?:\|.*\n)+)", HOOK_PAGE, re.M)
+    assert table
+    named = [name for row in table[1].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert named == [f.name for f in fields(record)]
 
 
 def test_every_hook_is_exercised(
