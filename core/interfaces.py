@@ -63,8 +63,7 @@ class Component:
     requires: Sequence[str | tuple[str, ...]] = ()  # importable modules, "module>=1.2" where needed; a tuple is any-of
     install: str = ""  # the command that provides `requires`
     capabilities: Mapping[str, Constraint] = field(default_factory=dict)
-    """Constraints on values of the run (block_size, dtype, ...), the model, the load, or another slot; core.capabilities
-    lists the keys."""
+    """Constraints on values of the run (block_size, ...), the model, the load, or another slot; keys: core.capabilities."""
     prefers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # order of choice where a setting is auto
     provides: Mapping[str, Any] = field(default_factory=dict)
     """Facts for others: architectures, gguf_architectures, shares (arch, see core.shares), auto_rank (highest goes first),
@@ -202,11 +201,9 @@ class Step(Protocol):
 
     def evict(self, request: Request) -> None:
         """Take the seat away; what it computed is computed again (or found in the cache) later. Not after its grant."""
-        ...
 
     def wait(self, until: float) -> None:
         """Nothing is to run before this time: an empty step on purpose."""
-        ...
 
 
 class Scheduler(Part, ABC):
@@ -249,6 +246,10 @@ class KVAllocator(Part, ABC):
     @abstractmethod
     def audit(self) -> tuple[int, int, int]:
         """(free, reusable, held): adds up to num_blocks. Asserts the allocator's own invariants."""
+
+    def idle(self) -> int:
+        """Free and reusable blocks, as in `audit`. Observers are told after each step, so override it where it is cheap."""
+        return sum(self.audit()[:2])
 
     def moves(self) -> list[tuple[int, int]]:
         """Block copies (from, to) that must precede the next step; handed out once."""

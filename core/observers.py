@@ -58,18 +58,17 @@ def _caller(implementation: Any) -> Callable[..., Any]:
 
 
 def step_record(engine: Engine, chunks: list[Chunk], evictions: int, now: float) -> StepRecord:
-    free, reusable, _ = engine.kv.audit()
-    running = sum(request.seat is not None for request in engine.live.values())
+    running = engine.context.limits.max_num_seqs - len(engine.seats.free_slots)
     return StepRecord(
         index=engine.stats.steps,
         now=now,
         chunks=len(chunks),
-        tokens=sum(c.count for c in chunks),
-        draws=sum(c.draws for c in chunks),
+        tokens=sum([c.count for c in chunks]),
+        draws=sum([c.draws for c in chunks]),
         evictions=evictions,
         waiting=len(engine.live) - running,
         running=running,
-        free_blocks=free + reusable,
+        free_blocks=engine.kv.idle(),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from core.cli import main
+from core.interfaces import StepRecord
 from core.observers import Observers
 from core.params import SamplingParams
 from core.report.facts import troubles
@@ -77,6 +78,28 @@ def test_nobody_listens(site: Site) -> None:
     """No record is built then: the lists are empty, which is all that a step asks."""
     assert not Observers().step and not Observers(site.discover().manager).step
     assert not Observers(site.discover().manager).finished
+
+
+def test_a_record_says_what_is_so() -> None:
+    """Its numbers come from counters: the same as from counting requests and auditing blocks, evictions and aborts included."""
+    engine = make_engine(blocks=12, overlap=1)
+    seen = []
+
+    def look(record: StepRecord) -> None:
+        running = sum(request.seat is not None for request in engine.live.values())
+        assert (record.running, record.waiting) == (running, len(engine.live) - running)
+        assert record.free_blocks == sum(engine.kv.audit()[:2])
+        seen.append(record)
+
+    engine.observers = Observers()
+    engine.observers.step = [("looks", look)]
+    requests = [engine.submit([i + 1] * 9, SamplingParams(max_tokens=12)) for i in range(6)]
+    while engine.busy:
+        engine.step()
+        if len(seen) == 4:
+            engine.abort(requests[0].id)
+    assert not engine.observers.failed and sum(record.evictions for record in seen) > 0
+    assert len({record.running for record in seen}) > 1 and seen[-1].free_blocks == 12
 
 
 def test_a_wrapper_around_an_observer_is_refused(site: Site) -> None:

@@ -228,6 +228,15 @@ class AllocatorSuite(Suite):
         again = kv.allocate(2)
         assert again is not None and 0 not in again, f"block 0 was handed out: {again}"
 
+    def test_idle_is_what_audit_says(self) -> None:
+        """Free and reusable blocks, with blocks held, given back and handed out again."""
+        kv = self.make(5, self.size)
+        held = self.hold(kv, self.chain(1, 2))
+        for change in (lambda: None, lambda: kv.free(held), lambda: kv.allocate(4)):
+            change()
+            free, reusable, _ = kv.audit()
+            assert kv.idle() == free + reusable, f"idle says {kv.idle()}; audit says {free} free and {reusable} reusable"
+
     def test_allocators_share_nothing(self) -> None:
         """Two engines in one process have two pools."""
         one, two = self.make(3, self.size), self.make(3, self.size)

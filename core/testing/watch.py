@@ -63,6 +63,9 @@ class WatchedAllocator(KVAllocator):
         assert held == mine, f"audit says that {held} blocks are held; {mine} have a holder"
         return free, reusable, held
 
+    def idle(self) -> int:
+        return self.inner.idle()
+
     def moves(self) -> list[tuple[int, int]]:
         return self.inner.moves()
 

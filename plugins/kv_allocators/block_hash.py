@@ -106,6 +106,9 @@ class BlockHash(KVAllocator):
         assert not self.holders[0] and 0 not in self.content
         return len(self.blank), len(self.reusable), held
 
+    def idle(self) -> int:
+        return len(self.blank) + len(self.reusable)
+
     def _idle(self, block: int) -> None:
         if block in self.content:
             self.reusable.offer(block)

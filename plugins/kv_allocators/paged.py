@@ -40,3 +40,6 @@ class Paged(KVAllocator):
     def audit(self) -> tuple[int, int, int]:
         assert self.held.isdisjoint(self.blank) and 0 not in self.held and 0 not in self.blank
         return len(self.blank), 0, len(self.held)
+
+    def idle(self) -> int:
+        return len(self.blank)

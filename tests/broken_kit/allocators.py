@@ -196,6 +196,13 @@ class MiscountsHolders(Paged):
         return self.context.num_blocks, 0, 0
 
 
+class CountsBlankOnly(BlockHash):
+    """`idle` leaves out what is reusable."""
+
+    def idle(self) -> int:
+        return len(self.blank)
+
+
 def broken(target: type, *caught: str, says: str, cache: bool = True) -> Defect:
     provides = {"prefix_cache": True} if cache else {}
     return Defect(target, tuple(f"test_{name}" for name in caught), says, "kv_allocator", provides)
@@ -249,4 +256,5 @@ DEFECTS = [
         says=r"all blocks are held, audit says \(6, 0, 0\)",
         cache=False,
     ),
+    broken(CountsBlankOnly, "idle_is_what_audit_says", says=r"idle says \d; audit says \d free and \d reusable"),
 ]
