@@ -85,17 +85,16 @@ def worker(overrides: list[str], positions: int) -> int:
     """Reads numbers of runs, writes their records: one line each. positions: room of the KV pool."""
     from core import device
     from core.bench.task import Bench
-    from core.checkpoint import open_checkpoint
     from core.config import compose
     from core.errors import message
-    from core.resolve import describe, resolve
+    from core.resolve import decide, describe
 
     try:
         composed = compose(overrides)
         if "num_kv_blocks" not in composed.explicit:
-            size = resolve(composed, open_checkpoint(composed.config.model), composed.registry).block_size
+            size = decide(composed).block_size
             composed = compose([*overrides, f"num_kv_blocks={-(-positions // size)}"])
-        bench = Bench(composed)
+        bench = Bench(composed, decide(composed))
         with bench.llm as llm:
             facts = {"summary": describe(llm.resolved)[0], "report": dict(llm.engine.executor.report())}
             print(json.dumps(facts, default=str), flush=True)
