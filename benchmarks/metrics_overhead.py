@@ -68,7 +68,7 @@ def compare(overrides: list[str], pairs: int, record: bool) -> dict[str, Any]:
     return {
         "command": f"python -m benchmarks.metrics_overhead --pairs {pairs}" + (" --record" if record else ""),
         "overrides": [*LOAD, *overrides],
-        "environment": {name: fact for name, fact in environment("cpu").items() if name != "argv"},  # a path of this machine
+        "environment": environment("cpu"),
         "on_over_off": ratios,
         "cost": statistics.median(ratios) - 1,
         "low": low,

@@ -22,7 +22,8 @@ def environment(name: str) -> dict[str, Any]:
     """`name`: the device, as torch calls it."""
     from core import device
 
-    return {**software(), "argv": sys.argv, **device.describe(name)}
+    argv = [Path(sys.argv[0]).name, *sys.argv[1:]]  # where the script lies on this machine is nobody's business
+    return {**software(), "argv": argv, **device.describe(name)}
 
 
 def software() -> dict[str, Any]:

@@ -1,86 +1,28 @@
-"""Every metric of `task=bench` on one short run, against values computed by hand from docs/metrics.md.
-
-time     100   101   102   103  103.5   104  104.5   107
-request 0 |-- prompt --|- decode|  evicted         |-- again --|    client a, sent at 100, 8 in 3 out
-request 1 sent         |-prompt-|decode|                            client b, sent at 100, 6 in 2 out, 4 found in the cache
-request 2                                sent      |--prompt---|    client a, sent at 104, 5 in 1 out
-"""
+"""Every metric of `task=bench` on the run of tests/hand_run.py, against values computed by hand from docs/metrics.md."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from core.bench.fairness import jain, service_gap
 from core.bench.limit import Machine, Sizes
-from core.bench.measure import Run, received
-from core.bench.records import write_records
+from core.bench.measure import Run
 from core.bench.summary import flat_metrics, of_pools, of_values
 from core.bench.values import Hardware, Slo, queue_lengths, scalars
 from core.bench.walk import Work, walk
-from core.bench.watch import StepTimes
-from core.interfaces import Request, RequestMetrics, SamplingParams
-from core.loads import Load
+from tests.hand_run import hand_run
 
 SIZES = Sizes(body=144, head=64, vocab=16, kv=4, pair_flop=16)
 HARDWARE = Hardware(Machine(bandwidth=1000, flops=10_000), SIZES, width=2)
 NO_SLO = Slo()
 
 
-def request(number: int, prompt: int, output: int, **given: Any) -> Request:
-    metrics = RequestMetrics(cached_tokens=given.pop("cached", 0), preemptions=given.pop("preemptions", 0))
-    made = Request(number, [1] * prompt, SamplingParams(), prompt + output, metrics=metrics, **given)
-    made.tokens += [2] * output
-    made.finish_reason = "length"
-    return made
-
-
-def step(at: float, end: float, chunks: list[tuple[int, int, int]], parts: str = "0 0 0 0 0", **given: Any) -> StepTimes:
-    """chunks: request, start, count; each of them draws one token, received when the step ends."""
-    times = dict(zip(("schedule", "prepare", "launch", "wait", "commit"), map(float, parts.split()), strict=True))
-    names, starts, counts = (list(column) for column in zip(*chunks, strict=True)) if chunks else ([], [], [])
-    arrays = {"starts": starts, "counts": counts, "draws": [1] * len(chunks)}
-    ints: Any = {name: np.array(values, np.int32) for name, values in arrays.items()}
-    seen = [(name, 1) for name in names]
-    launched = bool(chunks)
-    return StepTimes(at, end, launched=launched, waited=launched, requests=names, received=seen, **times, **ints, **given)
-
-
 @pytest.fixture
 def run() -> Run:
-    """Ids of requests are not their places in the load, and the clock does not begin at 0."""
-    requests = [
-        request(10, 8, 3, arrival=100.0, labels={"client": "a", "deadline": 106.0}, preemptions=1),
-        request(11, 6, 2, arrival=100.0, labels={"client": "b", "deadline": 103.5}, cached=4),
-        request(12, 5, 1, arrival=104.0, labels={"client": "a"}),
-    ]
-    steps = [
-        step(100, 102, [(10, 0, 8)], ".1 .2 .3 1.2 .2", admitted=[10], kv=(8, 0, 2), gpu=1.5),
-        step(102, 103, [(10, 8, 1), (11, 4, 2)], ".1 .1 .1 .6 .1", admitted=[11], shared_blocks=1, gpu=0.5),
-        step(103, 103.5, [(11, 6, 1)], ".1 .1 .1 .1 .1", evicted=[10], kv=(6, 1, 3), gpu=0.25),
-        step(103.5, 104, [], ".5 0 0 0 0"),  # the scheduler asked to wait
-        step(104.5, 107, [(10, 4, 6), (12, 0, 5)], ".2 .3 .5 1 .5", admitted=[10, 12], kv=(5, 2, 3), gpu=2.0),
-    ]
-    return Run(
-        load=Load(7, [[1] * 8, [1] * 6, [1] * 5], [3, 2, 1], 0, arrivals=[0.0, 0.0, 4.0]),
-        start=100.0,
-        seconds=7.0,
-        requests=requests,
-        received=received(requests, {10: 0, 11: 1, 12: 2}, steps),
-        late=[0.0, 0.0, 0.5],
-        steps=steps,
-        counts={"evictions": 1, "steps": 4},
-        block_size=4,
-        num_blocks=10,
-        overlap=0,
-        padded_rows=5,
-    )
+    return hand_run()
 
 
 PERCENTILES = {
@@ -251,77 +193,3 @@ def test_gaps_of_a_request_are_drawn_together() -> None:
     found = of_pools([{"itl_ms": (pools, "ms")}])
     assert found["itl_ms_p90"]["low"] == 1.0 and found["itl_ms_p90"]["high"] == 100.0
     assert found["itl_ms_p50"]["value"] == found["itl_ms_p50"]["high"] == 1.0
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_record_files(run: Run, tmp_path: Path) -> None:
-    """Times since the start of the run, requests by their place in the load; launched steps only."""
-    write_records(tmp_path, [run, run], [walk(run)] * 2, Slo(tpot_ms=1000))
-    steps, requests = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "requests.jsonl")
-    assert [(line["run"], line["step"]) for line in steps] == [(r, s) for r in (0, 1) for s in range(4)]
-    assert [(line["run"], line["request"]) for line in requests] == [(r, q) for r in (0, 1) for q in range(3)]
-    expected = {"run": 0, "step": 3, "start_s": 4.5, "wall_s": 2.5, "schedule_s": 0.2, "prepare_s": 0.3, "launch_s": 0.5}
-    expected |= {"wait_s": 1.0, "commit_s": 0.5, "gpu_s": 2.0, "tokens": 11, "draws": 2, "requests": [0, 2], "counts": [6, 5]}
-    expected |= {"admitted": [0, 2], "evicted": [], "waiting": 2, "running": 2, "kv_free": 5, "kv_reusable": 2, "kv_held": 3}
-    assert steps[3] == expected and steps[2]["evicted"] == [0] and steps[1]["kv_free"] is None
-    expected = {
-        "run": 0,
-        "request": 0,
-        "client": "a",
-        "priority": None,
-        "deadline": 6.0,
-        "expected_tokens": None,
-        "sent_s": 0.0,
-    }
-    expected |= {
-        "late_s": 0.0,
-        "admitted_s": 0.0,
-        "first_token_s": 2.0,
-        "finish_s": 7.0,
-        "prompt_tokens": 8,
-        "output_tokens": 3,
-    }
-    expected |= {"cached_tokens": 0, "recomputed_tokens": 5, "preemptions": 1, "ttft_s": 2.0, "tpot_s": 2.5, "e2e_s": 7.0}
-    assert requests[0] == {**expected, "normalised_s": 7 / 3, "slo_met": False, "finish_reason": "length"}
-    assert (requests[2]["tpot_s"], requests[2]["slo_met"], requests[2]["late_s"]) == (None, True, 0.5)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["requests.jsonl", "steps.jsonl", "timeline.json"]
-
-
-FIELDS = {"X": {"cat", "ts", "dur", "args"}, "i": {"cat", "ts", "s"}, "C": {"ts", "args"}, "M": {"args"}}  # of the trace format
-
-
-def test_the_timeline(run: Run, tmp_path: Path) -> None:
-    """What Perfetto needs: an object with traceEvents; every kind of event with its fields; spans of a track never overlap."""
-    shifted = replace(run, steps=[replace(s, at=s.at + 1e-9 / 3, end=s.end + 1e-9 / 3) for s in run.steps])
-    write_records(tmp_path, [run, shifted], [walk(run), walk(shifted)], NO_SLO)
-    trace = json.loads((tmp_path / "timeline.json").read_text())
-    assert trace["displayTimeUnit"] == "ms"
-    spans: dict[tuple[int, int], list[tuple[float, float, str]]] = defaultdict(list)
-    for event in trace["traceEvents"]:
-        assert event.keys() == {"name", "ph", "pid", "tid"} | FIELDS[event["ph"]] and isinstance(event["name"], str)
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and event.get("ts", 0) >= 0
-        if event["ph"] == "X":
-            spans[event["pid"], event["tid"]].append((event["ts"], event["dur"], event["name"]))
-        assert event.get("s", "t") == "t" and (event["ph"] != "C" or all(isinstance(v, int) for v in event["args"].values()))
-    for track in spans.values():
-        for (start, length, _), (after, _, _) in zip(sorted(track), sorted(track)[1:], strict=False):
-            assert length >= 0 and start + length <= after + 1e-6, "Perfetto drops a span that overlaps another one"
-    assert spans[0, 1] == [
-        (0, 0, "waiting"),
-        (0, 3e6, "running"),
-        (3e6, 1.5e6, "waiting"),
-        (4.5e6, 2.5e6, "running"),
-    ]
-    assert spans[0, 0] == [
-        (0, 2e6, "1 requests, 8 tokens"),
-        (2e6, 1e6, "2 requests, 3 tokens"),
-        (3e6, 0.5e6, "1 requests, 1 tokens"),
-        (4.5e6, 2.5e6, "2 requests, 11 tokens"),
-    ]
-    marks = [(e["name"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "i" and not e["pid"]]
-    assert marks == [("preempted", 1, 3e6), ("first token", 1, 2e6), ("first token", 2, 3e6), ("first token", 3, 7e6)]
-    names = [e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and e["pid"] == 1]
-    assert names == ["run 1", "steps", "request 0, client a", "request 1, client b", "request 2, client a"]
