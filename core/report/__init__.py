@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def write(folder: Path | str, metrics: Sequence[str] = ()) -> list[Path]:
-    """Everything, into the folder of the sweep. metrics: further ones to compare, by name. Answers what was written."""
+def write(folder: Path | str, metrics: Sequence[str] = (), baseline: str = "") -> list[Path]:
+    """Everything, into the folder of the sweep. metrics: further ones to compare, by name; baseline: the cell that all others
+    are compared with, as `scheduler=fcfs,overlap=0`; else the first that is ok. Answers what was written."""
     from core.report.files import write_report
 
-    return write_report(Path(folder), metrics)
+    return write_report(Path(folder), metrics, baseline)

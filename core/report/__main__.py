@@ -16,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="of a sweep (its hydra.sweep.dir)")
     parser.add_argument("other", nargs="?", help="of a second sweep: compare the two")
     parser.add_argument("--metrics", default="", help="further metrics to compare, separated by commas: kv_use,step_ms_p99")
+    parser.add_argument("--baseline", default="", help="the cell that others are compared with: scheduler=fcfs,overlap=0")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     given = parser.parse_args(argv)
     try:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdict, path = write_comparison(Path(given.folder), Path(given.other), metrics)
             print(verdict, path, sep="\n")
             return 0
-        for path in write(given.folder, metrics):
+        for path in write(given.folder, metrics, given.baseline):
             print(path)
     except Exception as error:
         print(message(error, given.debug), file=sys.stderr)

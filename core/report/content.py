@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from core.report import facts
+from core.report.baseline import Against, against
 from core.report.effects import Effect, effects
 from core.report.noise import median_interval
 from core.report.table import Metric, Table
@@ -31,8 +32,15 @@ class Stat:
     @property
     def text(self) -> str:
         """0.62 (0.61 to 0.64)"""
-        spread = f" ({number(self.low)} to {number(self.high)})" if self.low < self.high else ""
-        return f"{number(self.median)}{spread}"
+        return f"{self.middle} ({self.spread})" if self.spread else self.middle
+
+    @property
+    def middle(self) -> str:
+        return number(self.median)
+
+    @property
+    def spread(self) -> str:
+        return f"{number(self.low)} to {number(self.high)}" if self.low < self.high else ""
 
 
 @dataclass
@@ -92,6 +100,7 @@ class Content:
     fixed: list[tuple[str, str]]
     unasked: list[tuple[str, str]]  # differs, and is no factor
     troubles: list[dict[str, Any]]
+    against: Against | None  # each cell and the baseline
     findings: list[tuple[str, str]]  # (good, bad, warn or plain; sentence)
 
     @property
@@ -116,6 +125,10 @@ class Content:
         return [effect for effect in self.effects if len(effect.factors) == 2]
 
     @property
+    def explained(self) -> list[Metric]:
+        return [metric for metric in self.table.headlines if metric.meaning]
+
+    @property
     def failed(self) -> list[CellView]:
         return [cell for cell in self.cells if cell.reasons]
 
@@ -131,7 +144,7 @@ class Content:
         return round(100 * min(found, default=0.0))
 
 
-def content_of(table: Table) -> Content:
+def content_of(table: Table, baseline: str = "") -> Content:
     """Read what the cells left, and judge it."""
     cells = _cells(table)
     results = [(cell, table.result(cell)) for cell in table.sweep.cells]
@@ -150,6 +163,7 @@ def content_of(table: Table) -> Content:
         facts.held_fixed(same, shared),
         facts.not_asked_for(differ, table.factors),
         troubles,
+        against(table, baseline),
         [],
     )
     from core.report.findings import findings

@@ -15,10 +15,10 @@ from core.report.plots import plots
 from core.report.table import read_table
 
 
-def write_report(folder: Path, metrics: Sequence[str] = ()) -> list[Path]:
+def write_report(folder: Path, metrics: Sequence[str] = (), baseline: str = "") -> list[Path]:
     """results.csv, report.md, report.html, plots/*.png."""
     table = read_table(folder, metrics)
-    content = content_of(table)
+    content = content_of(table, baseline)
     drawn = plots(content)
     titles = [(name, title) for name, (title, _) in drawn.items()]
     images = [(title, base64.b64encode(png).decode()) for title, png in drawn.values()]

@@ -88,7 +88,7 @@ def _effects(content: Content) -> Iterator[Finding]:
 def _told(rows: Sequence[Effect]) -> str:
     real = [e for e in rows if e.real and not e.tiny]
     rest = [e.metric.name for e in rows if e not in real]
-    text = "; ".join(f"{e.metric.name} {e.size} ({e.interval}{_word(e)})" for e in real)
+    text = "; ".join(f"{e.metric.name} {e.size} ({'in every repeat' if e.exact else e.interval}{_word(e)})" for e in real)
     if not real:
         return f"no difference beyond noise in any of {', '.join(rest)}."
     return f"{text}. No difference beyond noise in {', '.join(rest)}." if rest else f"{text}."

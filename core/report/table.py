@@ -18,6 +18,15 @@ HEADLINES = (  # compared by default, where they are there
     *("throughput_tok_s", "goodput_req_s", "ttft_ms_p50", "tpot_ms_p50", "itl_ms_p99", "e2e_ms_p50", "hit_rate"),
     *("output_tokens_per_s", "decode_tokens_per_s", "ttft_s"),  # task=generate
 )
+MEANINGS = {  # for a reader who meets them the first time; defined in docs/metrics.md
+    "throughput_tok_s": "drawn tokens per second, all requests together",
+    "goodput_req_s": "requests per second that met their latency targets",
+    "ttft_ms": "time to first token: from a request's arrival to its first token",
+    "tpot_ms": "time per output token: the mean time from one token of a request to the next",
+    "itl_ms": "inter-token latency: each single wait for the next token",
+    "e2e_ms": "from a request's arrival to its last token",
+    "hit_rate": "share of the prompt tokens that were found in the KV cache",
+}
 HIGHER = ("throughput_", "total_tok_s", "goodput_", "attainment", "deadline_attainment", "hit_rate", "jain", "mfu", "mbu")
 LOWER = (
     *("ttft_", "tpot_", "itl_", "e2e_", "normalised_", "send_late_", "step_", "duration_s", "exposed_gap_", "generate_s"),
@@ -32,6 +41,20 @@ class Metric:
     unit: str = ""
     better: int = 0  # 1: more is better, -1: less is better, 0: neither
     doc: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """In words, where it is known; of a distribution with its percentile."""
+        base, _, percentile = self.name.rpartition("_p")
+        if base in MEANINGS and percentile.isdigit():
+            over = "half of the values are" if percentile == "50" else f"{percentile} of 100 values are"
+            return f"{MEANINGS[base]}; {over} at most this"
+        return MEANINGS.get(self.name, self.doc)
+
+    @property
+    def heading(self) -> str:
+        """With its unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
 
     @property
     def direction(self) -> str:
