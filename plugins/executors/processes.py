@@ -81,28 +81,9 @@ class Processes:
                 self.check()
             receive(p.connection)
         where, size = torch.device(devices[0]), len(devices)
-        self.group = self._while_alive(lambda: Group(store, 0, size, where, neighbours=size, address="127.0.0.1"))
+        self.group = while_alive(lambda: Group(store, 0, size, where, neighbours=size, address="127.0.0.1"), self.check)
         self.group.check = self.check
         threading.Thread(target=self._watch, daemon=True).start()
-
-    def _while_alive(self, work: Callable[[], Group]) -> Group:
-        """Connecting waits for every rank and cannot be interrupted; this can."""
-        found: list[Any] = []
-
-        def run() -> None:
-            try:
-                found.append(work())
-            except BaseException as error:
-                found.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(LOOK_S)
-            self.check()
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
 
     def _watch(self) -> None:
         """A kernel that waits for a dead rank waits for ever, unless the group is ended under it."""
@@ -166,3 +147,23 @@ class Processes:
                 p.child.wait()
             p.output.close()
         self.all = []
+
+
+def while_alive(connect: Callable[[], Group], check: Callable[[], None]) -> Group:
+    """Connecting waits for every rank and cannot be interrupted; this can, by `check`."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(connect())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOK_S)
+        check()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]

@@ -16,6 +16,7 @@ from plugins.executors.wire import BUILD, PLAN, QUIT, receive, send, unpack
 if TYPE_CHECKING:
     from core.parallel import Group
 
+GONE = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 GRACE_S = 5.0  # between the end of rank 0 and that of this process
 
 
@@ -64,7 +65,7 @@ def serve(connection: socket.socket, group: Group, resolved: Any = None) -> None
 def end_with(connection: socket.socket) -> None:
     """Whatever this process waits for, it ends soon after rank 0."""
     poll = select.poll()
-    poll.register(connection, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    poll.register(connection, GONE)
     poll.poll()
     threading.Event().wait(GRACE_S)
     os._exit(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import threading
@@ -19,7 +20,8 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.rendezvous import rendezvous
 
 from core.parallel import ExecutorLost, Group
-from plugins.executors.rank import end_with, serve
+from plugins.executors.processes import while_alive
+from plugins.executors.rank import GONE, end_with, serve
 from plugins.executors.wire import QUIT, receive, send
 
 COMPARED = (
@@ -63,6 +65,7 @@ class Launched:
     def __init__(self, context: Any, store: Store, size: int, address: str) -> None:
         self.death: ExecutorLost | None = None
         self.connections: list[socket.socket] = []
+        self._poll = select.poll()
         token = secrets.token_bytes(16)
         with socket.create_server((address, 0), family=_family(address)) as server:  # a free port
             store.set("channel", json.dumps([address, server.getsockname()[1], token.hex()]))
@@ -74,8 +77,10 @@ class Launched:
                     connection.close()  # a stranger
                     continue
                 self.connections.append(connection)
+                self._poll.register(connection, GONE)
                 send(connection, b"c", json.dumps(_choice(context)).encode())
-        self.group = _group(context, store, 0, size, address)
+        self.group = while_alive(lambda: _group(context, store, 0, size, address), self.check)
+        self.group.check = self.check
 
     def build(self, resolved: Any) -> None:
         """Each rank builds from its own, equal choice."""
@@ -86,7 +91,11 @@ class Launched:
             send(connection, kind, message)
 
     def check(self) -> None:
-        """torchrun's agents look after the processes."""
+        """ExecutorLost if a connection has ended: an agent of torchrun ends the ranks of its own machine only."""
+        if self.death is None and self._poll.poll(0):
+            self.death = ExecutorLost("a rank that torchrun started is gone; the output of its torchrun has its last words")
+        if self.death is not None:
+            raise self.death
 
     def fail(self, error: BaseException) -> None:
         """The agents end every rank once one has failed."""
