@@ -35,6 +35,11 @@ FLAGS = (
     *("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--info", "-i", "--hydra-help"),
     *("--shell-completion", "-sc", "--experimental-rerun"),
 )
+# Those whose value may be the next word.
+WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--info", "-i"),
+    "--experimental-rerun",
+)
 
 log = logging.getLogger(PROJECT)
 _errors: list[Exception] = []  # of the job: Hydra would print it in its own way, and more than once
@@ -52,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our answer has gone, as `| head` does: nothing is wrong, and nobody is told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
+        return 141
     except Exception as error:
         print(message(error, os.environ.get("INFERLAB_DEBUG") == "1"), file=sys.stderr)
         return 1
@@ -65,7 +73,7 @@ def _main(arguments: list[str]) -> int:
         from core.plugins.commands import main as plugins
 
         return plugins(arguments[1:], f"{PROJECT} plugins")
-    _refuse_unknown_flags(arguments)
+    _refuse_unknown_words(arguments)
     registry = registry_for(arguments)
     for plugin, why in registry.failed.items():
         print(f"warning: plugin {plugin} could not be loaded: {why}", file=sys.stderr)
@@ -74,7 +82,7 @@ def _main(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         from core.helptext import help_text
 
-        print(help_text(registry, metadata.version(PROJECT)))
+        print(help_text(registry, metadata.version(PROJECT)), flush=True)
         return 0
     lead.command = [*python("core.run"), *arguments]
     if {"-m", "--multirun"} & set(arguments):
@@ -82,12 +90,15 @@ def _main(arguments: list[str]) -> int:
     return _hydra(rewrite(arguments, registry, _config_dirs(arguments)), registry)
 
 
-def _refuse_unknown_flags(arguments: Sequence[str]) -> None:
-    """Hydra would print its whole usage."""
-    for word in arguments:
+def _refuse_unknown_words(arguments: Sequence[str]) -> None:
+    """Hydra would print its whole usage, or speak of its grammar."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
         flag = word.partition("=")[0]
         if flag.startswith("-") and flag not in FLAGS:
             raise ConfigError(f"unknown flag {flag}{did_you_mean(flag, FLAGS)} Settings are given as NAME=VALUE; see --help")
+        if flag == word and not word.startswith(("-", "~")) and before not in WITH_VALUE:
+            hint = did_you_mean(word, ["plugins"])
+            raise ConfigError(f"{word!r} is no command{hint} Settings are given as NAME=VALUE; see --help")
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:

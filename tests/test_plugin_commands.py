@@ -224,6 +224,7 @@ def test_hooks(say, site: Site) -> None:
         ([], 2, "a command is missing: list, describe, check, hooks"),
         (["lst"], 2, "no such command; did you mean list?"),
         (["list", "--jsn"], 2, "did you mean --json?"),
+        (["--jsno"], 2, "a command is missing: list, describe, check, hooks"),
         (["describe", "scheduler"], 2, "usage: python -m core.plugins describe"),
         (["describe", "schedular", "fcfs"], 1, "no such kind; did you mean scheduler?"),
         (["describe", "scheduler", "fcf"], 1, "did you mean fcfs?"),

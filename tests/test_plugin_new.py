@@ -159,3 +159,18 @@ def test_pip_is_given_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(["new", "srf", "--kind", "scheduler"]) == 0
     assert "    pip install ./srf" in capsys.readouterr().out.splitlines()
+
+
+def test_a_folder_that_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also from its parent, where it could be imported; and a parent that is no folder. Nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "srf").mkdir()
+    (tmp_path / "file").touch()
+    assert main(["new", "srf", "--kind", "scheduler"]) == 1
+    assert capsys.readouterr().err == "error: srf exists already: choose another name, another --dir, or remove it\n"
+    assert main(["new", "trf", "--kind", "scheduler", "--dir", "file"]) == 1
+    assert capsys.readouterr().err == "error: file/trf cannot be written (Not a directory): choose another --dir\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "srf"] and not list((tmp_path / "srf").iterdir())

@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m core.plugins"
     try:
         with contextlib.redirect_stdout(sys.stderr):  # plugins may print; our answer is for pipes
             text, code = _run(options)
+    except KeyboardInterrupt:
+        return 130
     except Exception as error:
         print(message(error, debug), file=sys.stderr)
         return 1
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m core.plugins"
 def _parse(arguments: list[str], prog: str) -> argparse.Namespace:
     top = parser(prog)
     words = [a for a in arguments if not a.startswith("-")]
-    if not arguments:
+    if not words and not {"-h", "--help"} & set(arguments):
         raise PluginError(f"a command is missing: {', '.join(COMMANDS)}")
     if words and words[0] not in COMMANDS:
         raise PluginError(f"{words[0]}: no such command{did_you_mean(words[0], COMMANDS)} Commands: {', '.join(COMMANDS)}")

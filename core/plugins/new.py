@@ -60,14 +60,17 @@ def create(registry: Registry, name: str, kind: str, parent: Path) -> dict[str, 
     if kind not in USE:
         raise PluginError(f"--kind {kind}: there is no template for it{did_you_mean(kind, kinds)} Kinds: {', '.join(kinds)}")
     _check_name(name)
-    _check_free(registry, name, kind)
     folder = parent.expanduser() / name
-    if folder.exists():
+    if folder.exists():  # asked first: from its parent a folder of this name can be imported, which says less
         raise PluginError(f"{folder} exists already: choose another name, another --dir, or remove it")
+    _check_free(registry, name, kind)
     files = _files(Names(name), kind)
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PluginError(f"{folder} cannot be written ({error.strerror}): choose another --dir") from error
     return {"name": name, "kind": kind, "path": str(folder), "files": list(files), "next": _next(name, kind, folder)}
 
 
@@ -79,12 +82,13 @@ def _check_name(name: str) -> None:
     module = Names(name).module
     if name in RESERVED or keyword.iskeyword(module) or keyword.issoftkeyword(module):
         raise PluginError(f"{name} is a word with a meaning of its own: choose another name")
-    if spec := find(module):
-        place = f" ({spec.origin})" if spec.origin else ""
-        raise PluginError(f"{name}: there is a Python module {module} already{place}; yours would hide it, or be hidden by it")
 
 
 def _check_free(registry: Registry, name: str, kind: str) -> None:
+    module = Names(name).module
+    if spec := find(module):
+        place = f" ({spec.origin})" if spec.origin else ""
+        raise PluginError(f"{name}: there is a Python module {module} already{place}; yours would hide it, or be hidden by it")
     if found := registry.components.get((kind, name)):
         raise PluginError(f"{kind}={name} is offered by {found} already: choose another name")
     for plugin in registry.plugins:
