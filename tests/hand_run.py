@@ -32,7 +32,7 @@ def step(at: float, end: float, chunks: list[tuple[int, int, int]], parts: str =
     names, starts, counts = (list(column) for column in zip(*chunks, strict=True)) if chunks else ([], [], [])
     arrays = {"starts": starts, "counts": counts, "draws": [1] * len(chunks)}
     ints: Any = {name: np.array(values, np.int32) for name, values in arrays.items()}
-    seen = [(name, 1) for name in names]
+    seen = names, [1] * len(names)
     launched = bool(chunks)
     return StepTimes(at, end, launched=launched, waited=launched, requests=names, received=seen, **times, **ints, **given)
 

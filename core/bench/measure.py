@@ -124,7 +124,7 @@ def received(requests: Sequence[Request], index: dict[int, int], steps: Sequence
     """The output events of each request."""
     found = [Received(request.arrival) for request in requests]
     for step in steps:
-        for number, tokens in step.received:
+        for number, tokens in zip(*step.received, strict=True):
             if tokens:
                 found[index[number]].events.append((step.end, tokens))
     return found

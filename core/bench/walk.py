@@ -75,7 +75,7 @@ def walk(run: Run) -> Walk:
             queued.append(before > 0)
             running.append(held)
             work.append(_work(step.starts + again, ends, step.draws, step.shared_blocks * run.block_size))
-        for number, tokens in step.received:
+        for number, tokens in zip(*step.received, strict=True):
             left[index[number]] -= tokens
             held -= bool(tokens) and not left[index[number]]
     return Walk(

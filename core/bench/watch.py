@@ -42,7 +42,7 @@ class StepTimes:
     shared_blocks: int = 0
     admitted: Sequence[int] = ()  # ids that got a seat
     evicted: Sequence[int] = ()  # ids that lost it
-    received: list[tuple[int, int]] = field(default_factory=list)  # id, tokens that became known
+    received: tuple[list[int], list[int]] = ([], [])  # ids, and how many tokens of each became known
     kv: tuple[int, int, int] | None = None  # blocks free, reusable, held behind it, where that was looked up
     gpu: float | None = None  # seconds between the moments of the device around the launch
 
@@ -79,7 +79,7 @@ class Watch:
         step = self.steps[-1]
         self.charge("commit" if step.waited else "schedule")
         step.end = self._at
-        step.received = [(output.request.id, len(output.tokens)) for output in outputs]
+        step.received = [output.request.id for output in outputs], [len(output.tokens) for output in outputs]
         if self._at >= self._audit_after:
             step.kv = self.engine.kv.audit()
             now = self.clock()
