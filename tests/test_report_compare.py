@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,25 @@ def test_two_sweeps_of_different_code(tmp_path: Path, capsys: pytest.CaptureFixt
     make_sweep(tmp_path / "2", noisy(0), factors={"overlap": ["0", "1"]})
     assert main([str(tmp_path / "0"), str(tmp_path / "2")]) == 1
     assert "compare sweeps of the same settings" in capsys.readouterr().err
+
+
+def test_tokens_of_two_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal ones are said to be; one token that differs is named and red, and a faster sweep with it is called wrong."""
+    plain = {"task": "bench", "sampling": {"temperature": 0}, "bench": {"repeats": 1, "warmup": 0}, "model": {"path": "x"}}
+    for at, effects in ((0, {}), (1, {"fcfs": 0.5, "mixed": 0.5})):
+        sweep = make_sweep(tmp_path / str(at), noisy(at, effects=effects), result={"settings": plain})
+        for cell in sweep.cells:
+            (tmp_path / str(at) / cell.folder / "tokens.json").write_text(json.dumps({"runs": [[[1, 2, 3], [4, 5]]]}))
+    assert compare(tmp_path / "0", tmp_path / "1").output == (
+        "equal output: the 40 runs that should have drawn the same tokens did"
+    )
+    (tmp_path / "1/jobs/mixed-paged/2/tokens.json").write_text(json.dumps({"runs": [[[1, 2, 3], [4, 6]]]}))
+    assert main([str(tmp_path / "0"), str(tmp_path / "1")]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("NOT EQUAL: 1 of 40 runs drew other tokens") and "faster, but not the same answers" in out[1]
+    assert "scheduler=mixed kv_allocator=paged" in out[2] and "drew token 6 where" in out[2] and "position 1" in out[2]
+    assert out[3:] == [str(tmp_path / "1" / name) for name in ("plots/compare.png", "compare.md", "compare.html")]
+    page = (tmp_path / "1/compare.html").read_text()
+    assert re.search(r'<li class="bad">NOT EQUAL: 1 of 40 runs .+ttft_ms_p50.+faster, but not the same answers</li>', page)
+    assert "http" not in page and page.count("data:image/png;base64,") == 1 and page.count('<td class="better">better</td>') > 8
+    assert "**NOT EQUAL**" in (tmp_path / "1/compare.md").read_text()

@@ -26,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.other:
             from core.report.compare import write_comparison
 
-            verdict, path = write_comparison(Path(given.folder), Path(given.other), metrics)
-            print(verdict, path, sep="\n")
+            if given.baseline:
+                raise ValueError("--baseline is for one sweep; of two, each cell is compared with the same cell")
+            found, paths = write_comparison(Path(given.folder), Path(given.other), metrics)
+            print(found.verdict, found.output, *found.wrong, *paths, sep="\n")
             return 0
         for path in write(given.folder, metrics, given.baseline):
             print(path)

@@ -6,10 +6,12 @@ code: a difference counts only if it is larger than TOLERANCE by more than noise
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from core.report.files import put, render
 from core.report.noise import difference
 from core.report.table import Table, read_table
 from core.report.words import name_of
+from core.sweep.equal import check_equal, difference_text
 
 TOLERANCE = 0.05  # share; a machine differs from itself by as much on another day
 
@@ -31,6 +34,7 @@ class Comparison:
     rows: list[Effect]  # factors: the cell's name
     unmatched: list[str]
     changed: list[tuple[str, str]]
+    tokens: dict[str, Any]  # as equal_output in sweep.json, over both sweeps; {} if nothing was to be compared
 
     @property
     def real(self) -> list[Effect]:
@@ -44,6 +48,26 @@ class Comparison:
         if not self.real:
             return "no difference beyond noise"
         return f"{len(self.real)} of {len(self.rows)} comparisons differ beyond noise and by more than {TOLERANCE:.0%}"
+
+    @property
+    def wrong(self) -> list[str]:
+        """Where the second sweep drew other tokens than the first, in words."""
+        return [difference_text(found) for found in self.tokens.get("differences", [])]
+
+    @property
+    def faster(self) -> list[str]:
+        """Metrics in which the second sweep is better, in some cell."""
+        return list(dict.fromkeys(row.metric.name for row in self.real if row.good > 0))
+
+    @property
+    def output(self) -> str:
+        """The second line."""
+        if not self.tokens:
+            return "output was not compared: that needs greedy sampling (sampling.temperature=0) and equal settings"
+        if not self.wrong:
+            return f"equal output: the {self.tokens['compared']} runs that should have drawn the same tokens did"
+        faster = f"; better in {', '.join(self.faster)}: faster, but not the same answers" if self.faster else ""
+        return f"NOT EQUAL: {len(self.wrong)} of {self.tokens['compared']} runs drew other tokens than they should{faster}"
 
 
 def counts(row: Effect) -> bool:
@@ -71,7 +95,22 @@ def compare(before: Path, after: Path, metrics: Sequence[str] = ()) -> Compariso
     names = [{name_of(c.factors) for c in t.sweep.cells if c.status == "ok"} for t in (first, second)]
     told = [facts.facts_of(c, t.result(c)) for t in (first, second) for c in t.sweep.cells if c.status == "ok"]
     _, differ = facts.split(told)
-    return Comparison(first, second, _judged(rows), sorted(names[0] ^ names[1]), facts.not_asked_for(differ, first.factors))
+    changed = facts.not_asked_for(differ, first.factors)
+    unmatched = sorted(names[0] ^ names[1])
+    return Comparison(first, second, _judged(rows), unmatched, changed, _tokens(first, second))
+
+
+def _tokens(first: Table, second: Table) -> dict[str, Any]:
+    """Every run against the first that should have drawn the same; only where both sweeps have such runs."""
+    runs = [[replace(c, folder=str(t.folder / c.folder)) for c in t.sweep.cells] for t in (first, second)]
+    ours, theirs = ({run.folder for run in group} for group in runs)
+    found = check_equal(Path(), [*runs[0], *runs[1]])
+    groups = [g for g in found.get("groups", []) if ours & set(g["cells"]) and theirs & set(g["cells"])]
+    if not groups:
+        return {}
+    cells = {folder for group in groups for folder in group["cells"]}
+    differences = [d for d in found["differences"] if d["folder"] in cells]
+    return {"compared": len(cells), "groups": groups, "differences": differences}
 
 
 def _judged(rows: Sequence[Effect]) -> list[Effect]:
@@ -90,8 +129,15 @@ def _groups(values: pd.Series) -> dict[str, np.ndarray]:
     return {name: np.array(group) for name, group in found.items()}
 
 
-def write_comparison(before: Path, after: Path, metrics: Sequence[str] = ()) -> tuple[str, Path]:
-    """The verdict, and compare.md in the second folder."""
+def write_comparison(before: Path, after: Path, metrics: Sequence[str] = ()) -> tuple[Comparison, list[Path]]:
+    """compare.md, compare.html and plots/compare.png in the second folder."""
+    from core.report.plots import plot_comparison
+
     found = compare(before, after, metrics)
-    text = render("compare.md.j2", c=found, counts=counts, tolerance=f"{TOLERANCE:.0%}")
-    return found.verdict, put(after / "compare.md", text)
+    drawn = plot_comparison(found.rows, counts)
+    told: dict[str, Any] = {"c": found, "counts": counts, "tolerance": f"{TOLERANCE:.0%}"}
+    image = base64.b64encode(drawn).decode() if drawn else ""
+    paths = [put(after / "plots/compare.png", drawn)] if drawn else []
+    for kind in ("md", "html"):
+        paths.append(put(after / f"compare.{kind}", render(f"compare.{kind}.j2", **told, image=image)))
+    return found, paths

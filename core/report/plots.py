@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from core.report.axes import BLUE, GREEN, GREY, RED, grid, logarithmic, png_of
 from core.report.content import CellView, Content
@@ -51,15 +52,19 @@ def _short(cell: CellView) -> str:
 
 
 def _effects(rows: list[Effect]) -> bytes:
-    names = list(dict.fromkeys(_label(e) for e in rows))[:MOST_CELLS]
+    return _intervals(rows, _label, lambda effect: effect.good if effect.real else None)
+
+
+def _intervals(rows: Sequence[Effect], label: Callable[[Effect], str], verdict: Callable[[Effect], int | None]) -> bytes:
+    """verdict: 1 better, -1 worse, 0 neither, None no difference."""
+    names = list(dict.fromkeys(map(label, rows)))[:MOST_CELLS]
     metrics = list({e.metric.name: e.metric for e in rows}.values())
     figure, axes = grid(len(metrics), 0.9 + 0.3 * len(names), sharey=True)
     for axis, metric in zip(axes, metrics, strict=True):
         axis.axvline(1, color="black", linewidth=0.8)
-        for effect in (e for e in rows if e.metric.name == metric.name and _label(e) in names):
+        for effect in (e for e in rows if e.metric.name == metric.name and label(e) in names):
             low, high = effect.found.interval or (0.0, 0.0)
-            colour = {1: GREEN, -1: RED, 0: BLUE if effect.real else GREY}[effect.good]
-            at = names.index(_label(effect))
+            colour, at = {1: GREEN, -1: RED, 0: BLUE, None: GREY}[verdict(effect)], names.index(label(effect))
             axis.plot([math.exp(low), math.exp(high)], [at, at], "-", color=colour, linewidth=2)
             axis.plot([math.exp(effect.found.estimate)], [at], "o", color=colour, markersize=6)
         logarithmic(axis, "x {:.4g}")
@@ -67,6 +72,14 @@ def _effects(rows: list[Effect]) -> bytes:
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     return png_of(figure)
+
+
+def plot_comparison(rows: Sequence[Effect], counts: Callable[[Effect], bool]) -> bytes | None:
+    """Of two sweeps: each cell's change as a ratio, with its interval; grey: it does not count."""
+    shown = [row for row in rows if row.ratio and row.found.interval]
+    if not shown:
+        return None
+    return _intervals(shown, lambda row: row.factors[0], lambda row: row.good if counts(row) else None)
 
 
 def _label(effect: Effect) -> str:
