@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from core.report.__main__ import main
 from core.report.compare import compare
-from tests.report_sweeps import make_sweep, noisy
+from tests.report_sweeps import FACTORS, Values, make_sweep, noisy
 
 
 def test_two_sweeps_of_the_same_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,5 +60,21 @@ def test_tokens_of_two_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out[3:] == [str(tmp_path / "1" / name) for name in ("plots/compare.png", "compare.md", "compare.html")]
     page = (tmp_path / "1/compare.html").read_text()
     assert re.search(r'<li class="bad">NOT EQUAL: 1 of 40 runs .+ttft_ms_p50.+faster, but not the same answers</li>', page)
+    assert '<li class="better">scheduler=fcfs kv_allocator=block_hash: ttft_ms_p50 -' in page
     assert "http" not in page and page.count("data:image/png;base64,") == 1 and page.count('<td class="better">better</td>') > 8
     assert "**NOT EQUAL**" in (tmp_path / "1/compare.md").read_text()
+
+
+def test_cells_keep_their_order(tmp_path: Path) -> None:
+    """Also where the first run of the first cell is an outlier that is left out."""
+    measure = noisy(0)
+
+    def with_outlier(chosen: dict[str, str], repeat: int) -> Values:
+        times = 20.0 if repeat == 0 and [*chosen.values()] == ["fcfs", "block_hash"] else 1.0
+        return {k: (v * times, u) for k, (v, u) in measure(chosen, repeat).items()}
+
+    for folder in ("0", "1"):
+        make_sweep(tmp_path / folder, with_outlier)
+    rows = compare(tmp_path / "0", tmp_path / "1").rows
+    cells = [f"scheduler={scheduler} kv_allocator={allocator}" for scheduler, allocator in product(*FACTORS.values())]
+    assert [row.factors[0] for row in rows[:4]] == cells and rows[0].found.df < rows[1].found.df

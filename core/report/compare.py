@@ -81,13 +81,14 @@ def compare(before: Path, after: Path, metrics: Sequence[str] = ()) -> Compariso
         raise ValueError(
             f"{before} sweeps {first.factors}, {after} sweeps {second.factors}; compare sweeps of the same settings"
         )
+    order = dict.fromkeys(name_of(cell.factors) for cell in first.sweep.cells)
     rows: list[Effect] = []
     for metric in (m for m in first.headlines if m.name in second.metrics):
         (a, ratio), (b, other) = series(first, metric), series(second, metric)
         if ratio != other:
             raise ValueError(f"{metric.name} is above 0 in all runs of one sweep only, so no ratio can be made of it")
         left, right = _groups(a), _groups(b)
-        for cell in (name for name in left if name in right):
+        for cell in (name for name in order if name in left and name in right):
             found = difference([left[cell], right[cell]], [-1, 1])
             rows.append(Effect(metric, (cell,), (("before", "after"),), ratio, found, 1))
     if not rows:
