@@ -130,6 +130,15 @@ def test_ways_to_gather_draw_the_same(tmp_path: Path) -> None:
     assert all(row[way]["us"] > 0 for row in found for way in WAYS)
 
 
+@pytest.mark.nightly
+def test_ways_to_add_up_are_equal() -> None:
+    """Three ranks; the script itself compares both ways with the sum."""
+    from benchmarks.tensor_parallel_reduce import measure
+
+    (found,) = measure(3, [5], 12, 1)
+    assert (found["bytes"], found["ranks"]) == (240, 3) and found["all_reduce_us"] > 0 < found["one_shot_us"]
+
+
 def row_of_ranks(**kill: Any) -> dict[str, Any]:
     def served(rate: float) -> dict[str, Any]:
         records = [{"output_tokens_per_s": rate}]
