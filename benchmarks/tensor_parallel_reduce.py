@@ -1,16 +1,17 @@
 """The sum over ranks after a layer, two ways: gloo's all-reduce, and one shot, where every rank gathers all parts and adds.
 
-    python -m benchmarks.tensor_parallel_reduce [--ranks 2,4] [--rows 1,16,64,256] [--width 1024] [--repeats 200] [--out FILE.json]
+    python -m benchmarks.tensor_parallel_reduce [--ranks 2,4] [--rows 1,16,64,256] [--repeats 200] [--out FILE.json]
 
 A ring sends 2 (N - 1) messages one after the other, of 1/N of the data each; one shot sends N - 1 whole parts at once: fewer
-steps, more bytes, so it can win for small messages. Both in one run, taking turns, float32, one thread per rank on CPUs; time is
-that of the slowest rank. On GPUs `benchmarks.gpu.tensor_parallel` compares NCCL with torch's one-shot kernel.
+steps, more bytes, so it can win for small messages. Both in one run, taking turns, float32, one thread per rank on CPUs; time
+is that of the slowest rank. On GPUs `benchmarks.gpu.tensor_parallel` compares NCCL with torch's one-shot kernel.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed import TCPStore
+from torch.multiprocessing.spawn import spawn
 
 from core.parallel import Group
 
@@ -57,8 +58,8 @@ def rank_of(rank: int, size: int, port: int, rows: list[int], width: int, repeat
 def measure(size: int, rows: list[int], width: int, repeats: int) -> list[dict[str, Any]]:
     """A record per number of rows: median microseconds of the slowest rank."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    queue = mp.get_context("spawn").Queue()
-    ranks = mp.spawn(rank_of, (size, store.port, rows, width, repeats, queue), nprocs=size, join=False)
+    queue = multiprocessing.get_context("spawn").Queue()
+    ranks = spawn(rank_of, (size, store.port, rows, width, repeats, queue), nprocs=size, join=False)
     assert ranks is not None
     found = [queue.get(timeout=300) for _ in range(size * len(rows))]
     ranks.join()
