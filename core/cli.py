@@ -87,7 +87,7 @@ def _main(arguments: list[str]) -> int:
     lead.command = [*python("core.run"), *arguments]
     if {"-m", "--multirun"} & set(arguments):
         arguments = with_repeats(arguments)
-    return _hydra(rewrite(arguments, registry, _config_dirs(arguments)), registry)
+    return _hydra(rewrite(_words_first(arguments), registry, _config_dirs(arguments)), registry)
 
 
 def _refuse_unknown_words(arguments: Sequence[str]) -> None:
@@ -99,6 +99,15 @@ def _refuse_unknown_words(arguments: Sequence[str]) -> None:
         if flag == word and not word.startswith(("-", "~")) and before not in WITH_VALUE:
             hint = did_you_mean(word, ["plugins"])
             raise ConfigError(f"{word!r} is no command{hint} Settings are given as NAME=VALUE; see --help")
+
+
+def _words_first(arguments: Sequence[str]) -> list[str]:
+    """Settings, then flags with their values: Hydra refuses settings on both sides of a flag."""
+    flags, words = [], []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        value = before in WITH_VALUE and not (before in ("--info", "-i") and "=" in word)
+        (flags if value or word.startswith("-") else words).append(word)
+    return words + flags
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:

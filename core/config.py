@@ -251,6 +251,7 @@ def _switch(name: str, value: Any, auto: bool = True) -> str:
 
 
 def _bytes(value: Any) -> int | str:
+    given = value
     if isinstance(value, str) and value != "auto":
         number = value.strip().lower()
         unit = next((u for u in UNITS if number.endswith(u)), "")
@@ -259,5 +260,5 @@ def _bytes(value: Any) -> int | str:
         except ValueError:
             value = 0
     if value != "auto" and (isinstance(value, bool) or value < 1):
-        raise ConfigError("kv_memory must be a number of bytes, a size such as 2GiB or 500MB, or auto")
+        raise ConfigError(f"kv_memory must be a number of bytes, a size such as 2GiB or 500MB, or auto; got {given!r}")
     return value

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from docs.provoked import Row, of_check, of_clashes, of_commands, of_plugins, of_words, of_wrappers
+from docs.provoked import Row, of_check, of_clashes, of_commands, of_plugins, of_runs, of_words, of_wrappers
 
 PAGE = Path(__file__).parent / "messages.md"
 HEAD = """# Messages
@@ -45,8 +45,9 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[], Iterator[Row]]], ...] =
     ("Plugins", ("case", "situation", "message"), of_plugins),
     ("Wrappers of `inferlab_build`", ("the wrapper", "message"), of_wrappers),
     ("Choices that clash", ("pair", "given", "message"), of_clashes),
-    ("Errors that `plugins check` reports", ("error",), of_check),
+    ("What `plugins check` reports", ("level", "finding"), of_check),
     ("Settings and options", ("mistake", "given", "message"), of_words),
+    ("Runs, benchmarks and sweeps", ("of", "mistake", "given", "message"), of_runs),
     ("Commands", ("given", "message"), of_commands),
 )
 
@@ -64,11 +65,15 @@ def section(title: str) -> list[str]:
 
 
 EVERY = 4
-SLOW = {"Wrappers of `inferlab_build`": 100, "Choices that clash": 8}  # provoked word by word in tests of their own, too
+SLOW = {
+    "Wrappers of `inferlab_build`": 100,
+    "Choices that clash": 8,
+    "Runs, benchmarks and sweeps": 6,
+}  # provoked word by word in tests of their own, too
 
 
 def sample() -> list[str]:
-    """What is not current, as far as a part tells: rows that nothing gives, and each fourth message, provoked again."""
+    """What is not current, as far as a part tells: rows that nothing gives, and a part of the messages, provoked again."""
     wrong = []
     for title, _, rows in SECTIONS:
         have, all_rows = section(title), list(rows())

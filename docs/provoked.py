@@ -27,6 +27,7 @@ from tests.broken_plugins import BROKEN, GOOD, TWINS, Broken
 from tests.plugins_fixtures import Site
 from tests.test_capabilities import PAIRS
 from tests.test_plugin_commands import test_check_finds, test_typing_errors
+from tests.test_plugin_findings import CASES
 from tests.test_plugin_new import test_names_that_cannot_work
 
 
@@ -54,6 +55,36 @@ WORDS = {
     "a preset that does not exist": ["model=smollm3"],
     "a flag that does not exist": ["--hepl"],
     "two values that exclude each other": ["max_num_batched_tokens=4", "max_num_seqs=8"],
+}
+BENCH = ["task=bench"]
+RUNS: dict[str, tuple[str, list[str]]] = {  # mistake: of what, what is given
+    "a temperature below 0": ("sampling", ["sampling.temperature=-1"]),
+    "a top_p of 0": ("sampling", ["sampling.top_p=0"]),
+    "no token wanted": ("sampling", ["sampling.max_tokens=0"]),
+    "a parameter that the sampler does not have": ("sampling", ["sampling.topp=0.9"]),
+    "a stop token that is none": ("sampling", ["sampling.stop_token_ids=[-1]"]),
+    "more than the model was made for": ("engine", ["max_model_len=99999"]),
+    "a device that does not exist": ("engine", ["device=gpu"]),
+    "two names of one setting": ("engine", ["num_kv_blocks=8", "num_kvcache_blocks=9"]),
+    "two sizes of the KV cache": ("engine", ["num_kv_blocks=8", "kv_memory=1GiB"]),
+    "a size without a unit": ("engine", ["kv_memory=lots"]),
+    "a share above 1": ("engine", ["gpu_memory_utilization=1.5"]),
+    "prompts twice": ("prompts", ["prompts=[a]", "prompts_file=a.txt"]),
+    "a file of prompts that is not there": ("prompts", ["prompts_file=a.txt"]),
+    "a folder that holds no model": ("checkpoint", ["model=custom", "model.path=."]),
+    "a model without a file": ("checkpoint", ["model=./a.gguf"]),
+    "random weights without sizes": ("checkpoint", ["model=custom", "model.weights=random"]),
+    "a kind of weights that does not exist": ("checkpoint", ["model.weights=rnd"]),
+    "an architecture that no plugin has": ("checkpoint", ["model.config.architectures=[Mamba]"]),
+    "no run": ("bench", [*BENCH, "bench.repeats=0"]),
+    "an engine to compare with that is not known": ("bench", [*BENCH, "bench.peer=sglang"]),
+    "a profile without a benchmark": ("bench", ["profile=true"]),
+    "the ends of a range in the wrong order": ("bench", [*BENCH, "load.input_min=9", "load.input_max=4"]),
+    "a trace without a file": ("bench", [*BENCH, "load.arrival=trace"]),
+    "a label that does not exist": ("bench", [*BENCH, "load.labels=[age]"]),
+    "no time for a job": ("sweep", ["-m", "sweep.timeout_s=0"]),
+    "no job at a time": ("sweep", ["-m", "sweep.parallel=0"]),
+    "an option that does not exist, in a sweep": ("sweep", ["-m", "scheduler=fcfs,fcf"]),
 }
 WRAPPERS = {
     "raises": "    yield\n    raise KeyError(kind)",
@@ -150,18 +181,21 @@ def of_wrappers() -> Iterator[Row]:
 
 
 def of_check() -> Iterator[Row]:
-    """All findings of a plugin that is broken in one way."""
+    """All findings of a plugin that is broken in one way; of the further cases the one that each is about."""
     for source, files, text in test_check_finds.pytestmark[0].args[1]:
-        yield Row((), partial(_findings, source, files, text))
+        yield Row(("error",), partial(_findings, "error", text, lambda site, s=source, f=files: site.add("acme", s, files=f)))
+    for case in CASES:
+        yield Row((case.level,), partial(_findings, case.level, case.text, case.install, only=True))
 
 
-def _findings(source: str, files: dict[str, str], text: str) -> list[str]:
+def _findings(level: str, text: str, install: Callable[[Site], object], only: bool = False) -> list[str]:
     with installed() as site:
-        site.add("acme", source, files=files)
+        install(site)
         found = json.loads(said(["plugins", "check", "acme", "--json"], site))["plugins"][0]["findings"]
-    texts = [f["text"] for f in found if f["level"] == "error"]
-    assert any(text in t for t in texts), (text, texts)
-    return texts
+    texts = [f["text"] for f in found if f["level"] == level]
+    about = [t for t in texts if text in t]
+    assert about, (text, texts)
+    return about if only else texts
 
 
 def of_words() -> Iterator[Row]:
@@ -178,3 +212,9 @@ def of_commands() -> Iterator[Row]:
     for name, kind, _ in test_names_that_cannot_work.pytestmark[0].args[1]:
         words = ["plugins", "new", name, "--kind", kind]
         yield Row((f"`{' '.join(words)}`",), partial(given, words, source=acme))
+
+
+def of_runs() -> Iterator[Row]:
+    """What a run, a benchmark or a sweep refuses."""
+    for what, (group, words) in RUNS.items():
+        yield Row((group, what, f"`{' '.join(words)}`"), partial(given, [*SMALL, *words]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.cli import main
+from core.cli import _words_first, main
 from core.plugins import commands
 
 ROOT = Path(__file__).parent.parent
@@ -60,3 +60,16 @@ def test_a_word_that_is_no_setting(capsys: pytest.CaptureFixture[str], words: li
     """Not the grammar of Hydra."""
     assert main(words) == 1
     assert capsys.readouterr() == ("", f"{text}\n")
+
+
+def test_flags_stand_anywhere() -> None:
+    """Settings on both sides of a flag, and the values of flags stay with them."""
+    words = ["model=tiny-llama", "-m", "scheduler=fcfs,mixed", "--config-dir", "a=b", "--info", "seed=1", "~load"]
+    ordered = ["model=tiny-llama", "scheduler=fcfs,mixed", "seed=1", "~load", "-m", "--config-dir", "a=b", "--info"]
+    assert _words_first(words) == ordered
+    assert _words_first(["--cfg", "job", "seed=1"]) == ["seed=1", "--cfg", "job"]
+
+
+def test_settings_around_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model=tiny-llama", "--cfg", "job", "seed=7"]) == 0
+    assert "seed: 7" in capsys.readouterr().out

@@ -58,7 +58,7 @@ CASES = [
     # metadata
     Case("warning", "acme: its version 'one.two' is none that pip can compare", option(""), version="one.two"),
     Case("error", "acme: its metadata require 'no requirement', which is no requirement", option(""), "no requirement"),
-    Case("error", "acme depends on pluggy>=99, but ", option(""), "pluggy>=99"),
+    Case("error", "acme depends on inferlab>=99, but ", option(""), "inferlab>=99"),
     Case("warning", "acme does not depend on inferlab: dependencies = [", option(""), "pluggy"),
     # what the module declares
     Case("warning", "declares no component, no preset and no hook: does inferlab_components end early?", "x = 1"),
