@@ -19,8 +19,8 @@ BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^>]*) -->\n)?^```(?P<words>[^\n]+)\n(?P<
 
 @dataclass(frozen=True)
 class Block:
-    words: str  # bash, bash exit 1, text, python, toml
-    mark: str  # nightly, part of FILE, old: FILE, new: FILE
+    words: str  # bash, bash exit 1, text, diff, python, toml
+    mark: str  # nightly, part of FILE, edit FILE
     text: str
 
 
@@ -29,8 +29,7 @@ BLOCKS = [Block(m["words"], m["mark"] or "", m["text"]) for m in BLOCK.finditer(
 
 def execute(clean: CleanEnvironment, where: Path, nightly: bool) -> None:
     """In order; a command that fails otherwise than the page says, or an output without the page's lines, is an error."""
-    output, old = "", ""
-    skipped = False
+    output, skipped = "", False
     for block in BLOCKS:
         kind, _, path = block.mark.rpartition(" ")
         if block.words.startswith("bash"):
@@ -51,14 +50,17 @@ def execute(clean: CleanEnvironment, where: Path, nightly: bool) -> None:
             assert skipped or says(output, block.text), f"missing of\n{block.text}\nin\n{output[-4000:]}"
         elif kind == "part of":
             assert block.text in (where / path).read_text(), f"{path} does not hold\n{block.text}"
-        elif kind == "old:":
-            old = block.text
-            assert (where / path).read_text().count(old) == 1, f"{path} does not hold this once:\n{old}"
         else:
-            assert kind == "new:" and old, f"what is this block for?\n{block.text}"
-            text = (where / path).read_text()
-            (where / path).write_text(text.replace(old, block.text))
-            old = ""
+            assert kind == "edit" and block.words == "diff", f"what is this block for?\n{block.text}"
+            edit(where / path, block.text)
+
+
+def edit(path: Path, diff: str) -> None:
+    """Put the lines with a plus in the place of those with a minus, which are there once."""
+    old, new = ("".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] == sign) for sign in "-+")
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path} does not hold this once:\n{old}"
+    path.write_text(text.replace(old, new))
 
 
 def says(output: str, wanted: str) -> bool:
