@@ -116,7 +116,7 @@ def report_part() -> Iterator[str]:
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         report(["--help"])
     words = re.findall(r"^  (-?[\w, -]+?(?: [A-Z]+)?)  +(.*(?:\n {6,}.*)*)", out.getvalue(), re.M)
-    rows = [(f"`{name}`", " ".join(text.split())) for name, text in words if "--help" not in name]
+    rows = [(f"`{name}`", " ".join(text.split())) for name, text in words if name.strip() and "--help" not in name]
     text = table(("argument", "meaning"), rows)
     yield f"## `python -m core.report folder`\n\nThe report of a sweep, written again.\n\n{text}"
 
