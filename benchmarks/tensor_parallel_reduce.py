@@ -3,8 +3,9 @@
     python -m benchmarks.tensor_parallel_reduce [--ranks 2,4] [--rows 1,16,64,256] [--repeats 200] [--out FILE.json]
 
 A ring sends 2 (N - 1) messages one after the other, of 1/N of the data each; one shot sends N - 1 whole parts at once: fewer
-steps, more bytes, so it can win for small messages. Both in one run, taking turns, float32, one thread per rank on CPUs; time
-is that of the slowest rank. On GPUs `benchmarks.gpu.tensor_parallel` compares NCCL with torch's one-shot kernel.
+steps, more bytes, so it can win for small messages (`core.parallel.ONE_SHOT_BYTES`). In one run, taking turns, float32, one
+thread per rank on CPUs; time is that of the slowest rank. On GPUs `benchmarks.gpu.tensor_parallel` compares NCCL with torch's
+one-shot kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def one_shot(group: Group, x: Tensor) -> Tensor:
     return group.all_gather(x.unsqueeze(0), dim=0).sum(0)
 
 
-WAYS = {"all_reduce": Group.all_reduce, "one_shot": one_shot}
+def ring(group: Group, x: Tensor) -> Tensor:
+    group._group.allreduce([x], group._sum).wait()  # not Group.all_reduce, which chooses
+    return x
+
+
+WAYS = {"all_reduce": ring, "one_shot": one_shot}
 
 
 def rank_of(rank: int, size: int, port: int, rows: list[int], width: int, repeats: int, queue: Any) -> None:
