@@ -50,12 +50,17 @@ def _commit(folder: Path) -> str | None:
 
 
 def plugin_metrics(registry: Registry, result: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that plugins add; one that raises is named and left out."""
+    """Numbers that plugins add; one that raises is named, counted in result["failed_observers"], and left out."""
     found: dict[str, Any] = {}
+    failed = result.setdefault("failed_observers", {})
     for hook in registry.manager.hook.inferlab_metrics.get_hookimpls():
         try:
             metrics: Any = hook.function(result=result) if hook.argnames else hook.function()
             found |= {name: asdict(metric) for name, metric in metrics.items()}
         except (Exception, SystemExit) as error:
-            log.warning("plugin %s: inferlab_metrics raised %s: %s", hook.plugin_name, type(error).__name__, error)
+            what = f"{type(error).__name__}: {error}"
+            of_plugin = failed.setdefault(hook.plugin_name, {"failures": 0, "raised": {}})
+            of_plugin["failures"] += 1
+            of_plugin["raised"]["inferlab_metrics"] = what
+            log.warning("plugin %s: inferlab_metrics raised %s", hook.plugin_name, what)
     return found

@@ -20,6 +20,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from core.cli import main
+from core.errors import ConfigError
 from core.sweep import cell as one_cell
 from core.sweep import gpus, process
 from core.sweep.equal import check_equal, compare, lines
@@ -285,6 +286,8 @@ def test_the_repeats_vary_slowest() -> None:
     assert with_repeats(["-m", "a=1,2", "sweep.repeats=3"]) == ["-m", "sweep.repeat=0,1,2", "a=1,2", "sweep.repeats=3"]
     assert with_repeats(["--config-dir", "x=y", "-m", "sweep.repeats=2"])[3:] == ["sweep.repeat=0,1", "sweep.repeats=2"]
     assert with_repeats(["-m", "a=1", "sweep.repeats=1"]) == ["-m", "a=1", "sweep.repeats=1"]
+    with pytest.raises(ConfigError, match=r"sweep\.repeats=2,3: .* one number"):
+        with_repeats(["-m", "a=1", "sweep.repeats=2,3"])
 
 
 def test_children_know_the_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from core.report.words import name_of
 from core.sweep.records import CellRecord
 
 NOT_COMPARED = re.compile(r"sweep\.|log_level$|environment\.argv$|slot\.\w+\.(reason|target)$")
-NOT_LOADED = re.compile(r"(?:warning: )?plugin (\S+?)(?: could not be loaded: (.+)|: inferlab_metrics raised (.+))")
+NOT_LOADED = re.compile(r"(?:warning: )?plugin (\S+?) could not be loaded: (.+)")
 
 Facts = dict[str, Any]  # dotted name -> value
 
@@ -104,7 +104,7 @@ def troubles(found: Iterable[tuple[CellRecord, Mapping[str, Any], str]]) -> list
         seen = {("observer", name, f"{why} in {hook}") for name, of in failed for hook, why in of["raised"].items()}
         for line in log.splitlines():
             if match := NOT_LOADED.search(line):
-                seen.add(("plugin", match[1], match[2] or f"inferlab_metrics raised {match[3]}"))
+                seen.add(("plugin", match[1], match[2]))
         for key in sorted(seen):
             told.setdefault(key, []).append(f"{name_of(cell.factors)}, repeat {cell.repeat}")
     return [{"kind": kind, "name": name, "why": why, "runs": runs} for (kind, name, why), runs in told.items()]

@@ -18,6 +18,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import DictConfig
 
+from core.errors import ConfigError
 from core.files import read_json, write_json
 from core.sweep.process import end, ended, python
 from core.vocabulary import parse, plain
@@ -28,8 +29,10 @@ REPEAT = "sweep.repeat="
 
 
 def with_repeats(arguments: Sequence[str]) -> list[str]:
-    """The repeats as the first, hence slowest, of the swept settings: A B C A B C."""
+    """The repeats as the first, hence slowest, of the swept settings: A B C A B C. ConfigError for a list."""
     given = [a.partition("=")[2] for a in arguments if a.lstrip("+").startswith("sweep.repeats=")]
+    if given and "," in given[-1]:
+        raise ConfigError(f"sweep.repeats={given[-1]}: how often each cell is run is one number; give sweep.repeats=5")
     if not given or not given[-1].isdigit() or int(given[-1]) < 2:  # a wrong value is refused later, with its reason
         return list(arguments)
     at = next(
