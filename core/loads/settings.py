@@ -101,7 +101,8 @@ class LoadSettings:
             raise ConfigError(f"load.kv_share must be in (0, 1] or null, got {self.kv_share}")
         if (self.arrival == "trace") != (self.file is not None):
             raise ConfigError(
-                f"load.arrival={self.arrival} with load.file={self.file or 'null'}: a trace needs load.file=FILE, nothing else reads one"
+                f"load.arrival={self.arrival} with load.file={self.file or 'null'}: a trace needs load.file=FILE, "
+                "nothing else reads one"
             )
         if self.arrival == "trace" and (self.turns > 1 or self.shared):
             raise ConfigError("load.arrival=trace: prompts come from the file; leave load.turns and load.shared out")
