@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from tests.clean_env import clean as clean
 from tests.clean_env import wheel as wheel
 from tests.plugins_fixtures import site as site
+
+# A shell starts jobs in the background with SIGINT ignored, and children inherit that: tests that press Ctrl-C would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
