@@ -39,7 +39,7 @@ class MyPluginAllocator(KVAllocator):
         self.found: dict[bytes, int] = {}  # digest -> the block that has this content
         self.digest: dict[int, bytes] = {}  # the same, the other way round
         self.uses = [0] * (context.num_blocks + 1)  # how often the block's content was held
-        self.idle: dict[int, int] = {}  # block -> when it became idle
+        self.unused: dict[int, int] = {}  # block -> when its last holder gave it back
         self.queue: list[tuple[int, int, int]] = []  # heap of (uses, when, block); an entry whose `when` is old is void
         self.time = 0
 
@@ -52,10 +52,10 @@ class MyPluginAllocator(KVAllocator):
         return blocks
 
     def allocate(self, count: int, hits: Sequence[int] = ()) -> list[int] | None:
-        if count > len(self.blank) + len(self.idle) - sum(block in self.idle for block in hits):
+        if count > len(self.blank) + len(self.unused) - sum(block in self.unused for block in hits):
             return None
         for block in hits:
-            self.idle.pop(block, None)
+            self.unused.pop(block, None)
         fresh = [self.blank.pop() if self.blank else self._reclaim() for _ in range(count)]
         blocks = [*hits, *fresh]
         for block in blocks:
@@ -79,13 +79,13 @@ class MyPluginAllocator(KVAllocator):
     def forget(self, blocks: Iterable[int] | None = None) -> None:
         for block in list(self.digest) if blocks is None else blocks:
             self._drop(block)
-            if self.idle.pop(block, None) is not None:
+            if self.unused.pop(block, None) is not None:
                 self.blank.append(block)
 
     def audit(self) -> tuple[int, int, int]:
         assert all(self.digest[block] == digest for digest, block in self.found.items())
-        assert all(block in self.digest and not self.holders[block] for block in self.idle)
-        return len(self.blank), len(self.idle), sum(count > 0 for count in self.holders)
+        assert all(block in self.digest and not self.holders[block] for block in self.unused)
+        return len(self.blank), len(self.unused), sum(count > 0 for count in self.holders)
 
     def _release(self, block: int) -> None:
         if block not in self.digest:
@@ -93,18 +93,18 @@ class MyPluginAllocator(KVAllocator):
             self.blank.append(block)
             return
         self.time += 1
-        self.idle[block] = self.time
+        self.unused[block] = self.time
         heapq.heappush(self.queue, (min(self.uses[block], self.settings.memory), self.time, block))
         if len(self.queue) > 4 * len(self.holders):  # mostly void entries, of blocks that were held again
-            self.queue = [entry for entry in self.queue if self.idle.get(entry[2]) == entry[1]]
+            self.queue = [entry for entry in self.queue if self.unused.get(entry[2]) == entry[1]]
             heapq.heapify(self.queue)
 
     def _reclaim(self) -> int:
         """The idle block that was used least, of these the one that is idle longest; its content is lost."""
         while True:
             _, when, block = heapq.heappop(self.queue)
-            if self.idle.get(block) == when:
-                del self.idle[block]
+            if self.unused.get(block) == when:
+                del self.unused[block]
                 self._drop(block)
                 return block
 
