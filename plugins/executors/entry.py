@@ -18,6 +18,6 @@ def inferlab_components() -> Iterable[Component]:
         kind="executor",
         name="workers",
         target="plugins.executors.workers:Workers",
-        summary="tensor-parallel ranks of one machine, a process each",
+        summary="tensor-parallel ranks, a process each; of several machines under torchrun",
         capabilities={"tensor_parallel_size": AtLeast(2)},
     )

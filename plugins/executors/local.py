@@ -7,7 +7,7 @@ from typing import Any
 
 from core.interfaces import Drawn, Executor, StepPlan
 from core.runner import Runner
-from plugins.executors.torchrun import started
+from plugins.executors.rank import started
 
 
 class Local(Executor):

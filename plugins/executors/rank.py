@@ -20,6 +20,11 @@ GONE = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 GRACE_S = 5.0  # between the end of rank 0 and that of this process
 
 
+def started() -> bool:
+    """Whether torchrun started this process, with others. Here: one rank alone asks it too, without torch.distributed."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+
+
 def main(number: int) -> None:
     """A worker process that rank 0 has started. number: of the socket that it inherited."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; rank 0 decides

@@ -31,11 +31,6 @@ COMPARED = (
 _joined: list[bool] = []  # the group of a process that torchrun started is formed once
 
 
-def started() -> bool:
-    """Whether torchrun started this process, with others."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
-
-
 def join(context: Any) -> Launched:
     """Rank 0's end of the group. On the other ranks it runs plans and then raises SystemExit."""
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])

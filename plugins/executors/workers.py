@@ -12,6 +12,7 @@ from core.parallel import ExecutorLost
 from core.runner import Runner
 from plugins.executors import torchrun
 from plugins.executors.processes import Processes
+from plugins.executors.rank import started
 from plugins.executors.torchrun import Launched
 from plugins.executors.wire import PLAN, pack
 
@@ -91,7 +92,7 @@ class Watched:
 
 
 def _start(context: Any) -> Ranks:
-    return torchrun.join(context) if torchrun.started() else Processes(_devices(context))
+    return torchrun.join(context) if started() else Processes(_devices(context))
 
 
 def _devices(context: Any) -> list[str]:
