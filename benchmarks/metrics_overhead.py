@@ -3,24 +3,26 @@
     python -m benchmarks.metrics_overhead
 
 On: every step and request is noted, as `task=bench` does, and a schedule is recorded if --record. Off: requests are submitted
-and the engine steps until all have ended. The cost is the median over the pairs of on / off - 1; who goes first alternates.
-The same of the time on the CPU is told beside it: what else runs on the machine disturbs it less. `watch_us` is the cost of the
-watch alone, in microseconds per step of 64 requests, with an engine that does nothing: the least of several tries.
+and the engine steps until all have ended. Each round runs the load once on and twice off, and who comes first rotates: the
+cost is the median over the rounds of on / off - 1, and `control`, the same of the second off, tells what the machine makes of
+nothing. Time on the CPU is told beside it. `watch_us` is the cost of the watch alone, in microseconds per step of 64 requests,
+with an engine that does nothing: the least of several tries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 import timeit
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from core.bench.measure import measure
 from core.bench.schedule import Recorder
@@ -33,6 +35,7 @@ from core.files import write_json
 from core.resolve import decide
 
 LOAD = ("load=offline", "load.input_min=16", "load.input_max=128", "load.output_min=16", "load.output_max=96")
+RUNS = ("on", "off", "off again")
 
 
 def on(bench: Bench, number: int, record: bool) -> float:
@@ -76,48 +79,52 @@ def watch_us(rows: int = 64, steps: int = 300) -> float:
         return min(timeit.repeat(once, number=steps, repeat=15)) / steps * 1e6
 
 
-def compare(overrides: list[str], pairs: int, record: bool) -> dict[str, Any]:
-    """The record; both runs of a pair have the same prompts."""
+def compare(overrides: list[str], rounds: int, record: bool) -> dict[str, Any]:
+    """The record; the runs of a round have the same prompts."""
     composed = compose(["task=bench", *LOAD, *overrides])
-    bench, ratios, work = Bench(composed, decide(composed)), [], []
+    bench, walls, used = Bench(composed, decide(composed)), [], []
     with bench.llm:
-        on(bench, pairs, record), off(bench, pairs)
-        for number in range(pairs):
-            first = number % 2
-            seconds, used = {first: 0.0, 1 - first: 0.0}, [0.0, 0.0]
-            for watched in seconds:
-                before = time.process_time()
-                seconds[watched] = on(bench, number, record) if watched else off(bench, number)
-                used[watched] = time.process_time() - before
-            ratios.append(seconds[1] / seconds[0])
-            work.append(used[1] / used[0])
-    drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, pairs)), axis=1)
-    low, high = (np.percentile(drawn, (2.5, 97.5)) - 1).tolist()
+        on(bench, rounds, record), off(bench, rounds)
+        for number in tqdm(range(rounds), unit="round"):
+            wall, cpu = dict.fromkeys(RUNS, 0.0), dict.fromkeys(RUNS, 0.0)
+            for at in range(len(RUNS)):
+                run, before = RUNS[(number + at) % len(RUNS)], time.process_time()
+                wall[run] = on(bench, number, record) if run == "on" else off(bench, number)
+                cpu[run] = time.process_time() - before
+            walls.append(wall)
+            used.append(cpu)
     return {
-        "command": f"python -m benchmarks.metrics_overhead --pairs {pairs}" + (" --record" if record else ""),
+        "command": f"python -m benchmarks.metrics_overhead --rounds {rounds}" + (" --record" if record else ""),
         "overrides": [*LOAD, *overrides],
         "environment": environment("cpu"),
-        "on_over_off": ratios,
-        "cost": statistics.median(ratios) - 1,
-        "low": low,
-        "high": high,
-        "cpu_time_on_over_off": work,
-        "cpu_time_cost": statistics.median(work) - 1,
+        "seconds": walls,
+        "cost": ratio(walls, "on"),
+        "control": ratio(walls, "off again"),
+        "cpu_time_cost": ratio(used, "on"),
+        "cpu_time_control": ratio(used, "off again"),
         "watch_us": watch_us(),
     }
 
 
+def ratio(rounds: Sequence[Mapping[str, float]], run: str) -> dict[str, float]:
+    """The median of run / off - 1 and its 95 % bootstrap interval."""
+    found = np.array([taken[run] / taken["off"] - 1 for taken in rounds])
+    drawn = np.median(np.random.default_rng(0).choice(found, (2000, len(found))), axis=1)
+    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
+    return {"median": float(np.median(found)), "low": low, "high": high}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--record", action="store_true", help="with bench.record_schedule=true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("overrides", nargs="*", default=["model=smollm2", "load.num_requests=16"])
+    parser.add_argument("overrides", nargs="*", default=["model=smollm2", "max_model_len=256", "load.num_requests=8"])
     args = parser.parse_args()
-    found = compare(args.overrides, args.pairs, args.record)
+    found = compare(args.overrides, args.rounds, args.record)
     if args.out:
         write_json(args.out, found)
-    print(json.dumps({name: found[name] for name in ("cost", "low", "high", "cpu_time_cost", "watch_us")}))
+    print(json.dumps({name: found[name] for name in ("cost", "control", "cpu_time_cost", "watch_us")}))
 
 
 if __name__ == "__main__":

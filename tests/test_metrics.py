@@ -9,7 +9,7 @@ import pytest
 
 from core.bench.fairness import jain, service_gap
 from core.bench.limit import Machine, Sizes
-from core.bench.measure import Run
+from core.bench.measure import Run, device_times
 from core.bench.summary import flat_metrics, of_pools, of_values
 from core.bench.values import Hardware, Slo, queue_lengths, scalars
 from core.bench.walk import Work, walk
@@ -85,6 +85,13 @@ def test_numbers_of_a_run(run: Run) -> None:
     """All of them, and no other."""
     found = {name: value for name, (value, _) in scalars(run, walk(run), NO_SLO, HARDWARE).items()}
     assert found == pytest.approx(SCALARS)
+
+
+def test_the_gap_of_a_record(run: Run) -> None:
+    """As in the metrics: half a second in which nothing was to be done is no gap of the host."""
+    record = device_times(run.steps)
+    assert record["gpu_busy_s"] == pytest.approx(4.25) and record["exposed_host_gap_s"] == pytest.approx(6 - 4.25)
+    assert record["exposed_host_gap_per_step_us"] == pytest.approx((6 - 4.25) / 4 * 1e6)
 
 
 def test_what_is_not_defined_is_left_out(run: Run) -> None:

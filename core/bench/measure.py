@@ -50,7 +50,7 @@ class Run:
             **latencies(self.received),
             **_counted(self.counts),
             **host_times(self.steps),
-            **_device_times(self.steps, self.seconds),
+            **device_times(self.steps),
         }
 
 
@@ -161,15 +161,21 @@ def _per_step(steps: Sequence[StepTimes]) -> dict[str, float | None]:
     return {part: sum(_part(s, part) for s in steps) / count * 1e6 if count else None for part in PARTS}
 
 
-def _device_times(steps: Sequence[StepTimes], seconds: float) -> dict[str, float | None]:
+def device_times(steps: Sequence[StepTimes]) -> dict[str, float | None]:
     """Busy: from before each launch until its work is done. A device that waits within a launch counts as busy: the exposed
     gap holds scheduling and commit, and the launch itself only as far as the traced run of `profile=true` shows it."""
     spans = [step.gpu for step in steps if step.gpu is not None]
     if not spans:
         return {"gpu_busy_s": None, "exposed_host_gap_s": None, "exposed_host_gap_per_step_us": None}
-    gap = seconds - sum(spans)
+    gap = exposed_gap(steps)
     return {
         "gpu_busy_s": sum(spans),
         "exposed_host_gap_s": gap,
         "exposed_host_gap_per_step_us": gap / len(spans) * 1e6,
     }
+
+
+def exposed_gap(steps: Sequence[StepTimes]) -> float:
+    """Seconds of the steps in which the device had nothing to do. The time between steps, when an open load has nothing to
+    send, is nobody's gap."""
+    return max(0.0, sum(step.wall for step in steps if step.worked) - sum(step.gpu or 0.0 for step in steps))

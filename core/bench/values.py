@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.bench.fairness import jain, service_gap
 from core.bench.limit import Machine, Sizes
-from core.bench.measure import Run
+from core.bench.measure import Run, exposed_gap
 from core.bench.metrics import Received
 from core.bench.walk import Walk, flop, moved
 from core.interfaces import Request
@@ -126,8 +126,8 @@ def _waste(run: Run, walked: Walk) -> Values:
 
 
 def _steps(run: Run) -> Values:
-    """Mean microseconds per launched step. A call in which a scheduler only waited, for an arrival say, is no work."""
-    working = [step for step in run.steps if step.launched or step.waited or step.evicted]
+    """Mean microseconds per launched step."""
+    working = [step for step in run.steps if step.worked]
     launched = [step for step in working if step.launched]
     count = len(launched)
     found: Values = {
@@ -137,8 +137,7 @@ def _steps(run: Run) -> Values:
     spans = [step.gpu for step in launched if step.gpu is not None]
     if spans:
         found["step_gpu_us"] = sum(spans) / len(spans) * 1e6, "us"
-        wall = sum(step.end - step.at for step in working)
-        found["exposed_gap_us"] = max(0.0, wall - sum(spans)) / count * 1e6, "us"
+        found["exposed_gap_us"] = exposed_gap(run.steps) / count * 1e6, "us"
     return found
 
 

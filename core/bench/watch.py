@@ -46,6 +46,16 @@ class StepTimes:
     kv: tuple[int, int, int] | None = None  # blocks free, reusable, held behind it, where that was looked up
     gpu: float | None = None  # seconds between the moments of the device around the launch
 
+    @property
+    def worked(self) -> bool:
+        """A call in which a scheduler only waited, for an arrival say, is no work."""
+        return self.launched or self.waited or bool(self.evicted)
+
+    @property
+    def wall(self) -> float:
+        """Seconds of the whole call."""
+        return self.end - self.at
+
 
 Around = Callable[[Step], Step]  # what the scheduler is given instead of a step
 
