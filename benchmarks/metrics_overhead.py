@@ -3,10 +3,10 @@
     python -m benchmarks.metrics_overhead
 
 On: every step and request is noted, as `task=bench` does, and a schedule is recorded if --record. Off: requests are submitted
-and the engine steps until all have ended. Each round runs the load once on and twice off, and who comes first rotates: the
-cost is the median over the rounds of on / off - 1, and `control`, the same of the second off, tells what the machine makes of
-nothing. Time on the CPU is told beside it. `watch_us` is the cost of the watch alone, in microseconds per step of 64 requests,
-with an engine that does nothing: the least of several tries.
+and the engine steps until all have ended. Each round runs the load once on and twice off, and who comes first rotates. Rounds
+are short, since a shared machine drifts within seconds. The cost is the median over the rounds of on / off - 1; `control`, the
+same of the second off, tells what the machine makes of nothing. Time on the CPU is told beside it. `watch_us` is the cost of
+the watch alone, in microseconds per step of 64 requests, with an engine that does nothing: the least of several tries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from core.environment import environment
 from core.files import write_json
 from core.resolve import decide
 
-LOAD = ("load=offline", "load.input_min=16", "load.input_max=128", "load.output_min=16", "load.output_max=96")
+LOAD = ("load=offline", "load.input_min=16", "load.input_max=128", "load.output_min=8", "load.output_max=24")
 RUNS = ("on", "off", "off again")
 
 
@@ -116,7 +116,7 @@ def ratio(rounds: Sequence[Mapping[str, float]], run: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--record", action="store_true", help="with bench.record_schedule=true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", default=["model=smollm2", "max_model_len=256", "load.num_requests=8"])

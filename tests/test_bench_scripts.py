@@ -96,9 +96,11 @@ def test_a_refused_variant_says_why(tmp_path: Path) -> None:
 
 def test_the_cost_of_metrics() -> None:
     """Both ways do the same work, in turn; what is said is a ratio. How large it is depends on the machine."""
-    found = compare(["cpu_threads=1", *SETTINGS[:2], *LOAD], pairs=2, record=True)
-    assert len(found["on_over_off"]) == len(found["cpu_time_on_over_off"]) == 2
-    assert found["low"] <= found["cost"] <= found["high"] and min(found["on_over_off"]) > 0
+    found = compare(["cpu_threads=1", *SETTINGS[:2], *LOAD], rounds=2, record=True)
+    assert [run.keys() for run in found["seconds"]] == [{"on", "off", "off again"}] * 2
+    assert all(seconds > 0 for run in found["seconds"] for seconds in run.values())
+    for name in ("cost", "control", "cpu_time_cost", "cpu_time_control"):
+        assert -1 < found[name]["low"] <= found[name]["median"] <= found[name]["high"], name
 
 
 @pytest.mark.nightly
