@@ -33,7 +33,7 @@ class Terminal:
 
     def __init__(self, llm: LLM, questions: list[Question], requests: list[Request]) -> None:
         self.questions, self.requests = questions, requests
-        self.texts = {r.id: Detokenizer(llm.tokenizer) if llm.tokenizer else None for r in requests}
+        self.texts = {r.id: Detokenizer(llm.tokenizer, r.params.stop) if llm.tokenizer else None for r in requests}
         self.waiting: dict[int, str] = {r.id: "" for r in requests}
         self.shown = -1  # index of the answer under way
 
@@ -75,7 +75,7 @@ def run_job(composed: Composed, run_dir: Path, resolved: Resolved | None = None)
         _introduce(llm, report, sum(p.templated for p in prompts))
         checked = [llm._checked(p.tokens, q.params, q.name) for p, q in zip(prompts, questions, strict=True)]
         ready = time.perf_counter()
-        requests = [llm.engine.submit(tokens, params, limit=limit) for tokens, params, limit in checked]
+        requests = [llm._submit(*ready) for ready in checked]
         with stop_signal() as stop, progress(llm.engine, len(requests), _bar_wanted()) as bar:
             _answer(bar, Terminal(llm, questions, requests), stop)
         seconds = time.perf_counter() - ready
@@ -157,7 +157,7 @@ def _output(llm: LLM, question: Question, request: Request, prompt: Encoded) -> 
         "prompt_tokens": request.num_prompt,
         "chat_template": prompt.templated,
         "token_ids": token_ids,
-        "text": llm.decode(token_ids),
+        "text": llm._text_of(request),
         "finish_reason": request.finish_reason,
         "message": request.message,
         "seed": request.params.seed,

@@ -38,6 +38,7 @@ class SamplingSettings:
     top_k: int = setting(0, "0 or -1 is off")
     min_p: float = setting(0.0, "in [0, 1], relative to the likeliest token; 0 is off")
     max_tokens: int = setting(256, "new tokens per prompt")
+    stop: list[str] = setting([], 'texts that end an answer, which is given without them: sampling.stop=["User:",END]')
     stop_token_ids: list[int] = setting([], "in addition to the checkpoint's")
     ignore_eos: bool = setting(False, "do not stop at the checkpoint's stop tokens")
     seed: int | None = setting(None, "of each request; null: derived from the engine's seed and the request's number")

@@ -2,13 +2,16 @@
 
     join(push(...), ..., flush()) == tokenizer.decode(all ids)
 
-A character may be spread over several tokens. Its text comes when it is complete, so what was streamed never changes.
+A character may be spread over several tokens. Its text comes when it is complete, so what was streamed never changes. With stop
+strings all of it is the text before the first of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from core.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from core.text import Tokenizer
@@ -25,8 +28,9 @@ class Detokenizer:
     # |--------------|------------------|--------------|
     #                ^ ids[0]     ids[clean]       ids[-1]
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._strings = StopStrings(stop)
         self._ids: list[int] = []  # some of what was handed out stays: decoders treat the first token apart
         self._handed = ""  # text of `_ids` that was handed out
         self._clean = 0
@@ -34,7 +38,12 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        return "".join(self._push(token) for token in ids) if self._tokenizer else ""
+        return self._strings.push("".join(self._push(token) for token in ids)) if self._tokenizer else ""
+
+    def ends(self, token: int) -> bool:
+        """Push a token; whether the text holds a stop string now."""
+        self.push((token,))
+        return self._strings.found
 
     def _push(self, token: int) -> str:
         assert self._tokenizer is not None
@@ -55,7 +64,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is still held back, a broken character included. The request has ended."""
-        return self._hand_out(self._tokenizer.decode(self._ids)) if self._tokenizer else ""
+        last = self._hand_out(self._tokenizer.decode(self._ids)) if self._tokenizer else ""
+        return self._strings.push(last) + self._strings.flush()
 
     def _hand_out(self, text: str) -> str:
         delta = text[len(self._handed) :]

@@ -6,14 +6,12 @@ token is then a late event and the surplus token is dropped.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from core.arrays import all_below
 from core.clock import Clock
 from core.interfaces import Drawn, Executor, HostContext, KVAllocator, Request, SamplingParams, Scheduler, StepPlan
 from core.observers import Observers, request_record, step_record
@@ -64,6 +62,7 @@ class Engine:
         self._queued: dict[int, Request] = {}  # of these, known to the scheduler
         self._flight: deque[InFlight] = deque()
         self._early: list[Output] = []  # ended without a step
+        self._ends: dict[int, Callable[[int], bool]] = {}  # of requests that something else than a token id may end
         self._submitted = 0
         self.lost: ExecutorLost | None = None  # every step raises it, until `revive`
 
@@ -81,7 +80,7 @@ class Engine:
             raise ValueError(f"the prompt has {n} tokens, max_model_len is {longest}; shorten it or raise max_model_len")
         if n > pool:
             raise ValueError(f"the prompt has {n} tokens, the KV cache holds {pool}; shorten it or raise num_kv_blocks")
-        if not _all_below(tokens, self.vocab_size):
+        if not all_below(tokens, self.vocab_size):
             bad = next(t for t in tokens if not 0 <= t < self.vocab_size)
             raise ValueError(f"token id {bad} of the prompt is outside the vocabulary (0 to {self.vocab_size - 1})")
         return min(n + params.max_tokens, longest, pool)
@@ -93,12 +92,15 @@ class Engine:
         labels: Mapping[str, Any] | None = None,
         arrival: float | None = None,
         limit: int | None = None,
+        ends: Callable[[int], bool] | None = None,
     ) -> Request:
         """Queue a request; ValueError (and nothing queued) if it can never run. limit: what `limit_of` answered, if asked.
+        ends: told every drawn token in order; True ends the request with "stop". Stop strings need it: there is no text here.
 
         An unseeded one gets its seed from the engine's and the number of the submission, so that a run can be repeated.
         """
         limit = self.limit_of(tokens, params) if limit is None else limit
+        assert ends is not None or not params.stop, "stop strings without the one who finds them"
         number = self._submitted
         self._submitted += 1
         if params.seed is None:
@@ -106,6 +108,8 @@ class Engine:
         stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
         arrival = self.clock() if arrival is None else arrival
         request = self.live[number] = Request(number, list(tokens), params, limit, stop, arrival, labels or {})
+        if ends is not None:
+            self._ends[number] = ends
         if request.exhausted:
             self._end_early(request, "length")
         else:
@@ -226,7 +230,7 @@ class Engine:
     def _draw(self, chunk: Chunk, drawn: list[int], now: float, outputs: list[Output]) -> str | None:
         """Append what was drawn, as far as the request goes; why it ends, if it does."""
         request, why = chunk.request, None
-        tokens, before = request.tokens, len(request.tokens)
+        tokens, before, ends = request.tokens, len(request.tokens), self._ends.get(request.id)
         request.promised -= 1
         for token in drawn:
             if token < 0:
@@ -235,7 +239,7 @@ class Engine:
                 self.kv.forget(chunk.seat.blocks)  # one bad row must not fail every later prompt that shares its blocks
                 break
             tokens.append(token)
-            if token in request.stop_ids:
+            if token in request.stop_ids or (ends is not None and ends(token)):
                 why = "stop"
             elif len(tokens) >= request.limit:
                 why = "length"
@@ -264,6 +268,7 @@ class Engine:
         request.finish_reason, request.metrics.finish = why, self.clock()
         self._retire(request)
         del self.live[request.id]
+        self._ends.pop(request.id, None)
         if request.seat is not None:
             self.seats.release(request)
         if self.observers.finished:
@@ -289,11 +294,3 @@ class Engine:
         # Changes of the block table that travelled with the failed plan may not have arrived: tell them all again.
         seats = [request.seat for request in self.live.values() if request.seat]
         self.seats.rows = [(seat.slot, i, block) for seat in seats for i, block in enumerate(seat.blocks)]
-
-
-def _all_below(tokens: list[int], bound: int) -> bool:
-    """All in [0, bound). Twice as fast as min and max of the list, and a burst of prompts waits for it."""
-    try:
-        return int(np.frombuffer(array("I", tokens), np.uint32).max()) < bound
-    except OverflowError:
-        return False

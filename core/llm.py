@@ -16,6 +16,7 @@ from core.interfaces import Request, SamplingParams
 from core.outputs import Delta, RequestOutput, output_of
 from core.progress import progress
 from core.resolve import Resolved, decide
+from core.stop_strings import before_stop
 from core.text import Detokenizer
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams"]
@@ -65,7 +66,7 @@ class LLM:
         many = several(prompts)
         pairs = list(zip(many, self._params_for(sampling_params, len(many)), strict=True))
         ready = [self._checked(prompt, params, f"prompt {i}") for i, (prompt, params) in enumerate(pairs)]
-        requests = [self.engine.submit(tokens, params, limit=limit) for tokens, params, limit in ready]
+        requests = [self._submit(*checked) for checked in ready]
         try:
             self._run(requests, use_tqdm)
         finally:
@@ -91,14 +92,14 @@ class LLM:
         The request is checked and queued at once. Closing the iterator ends it. Several streams may be read in turn.
         """
         tokens, params, limit = self._checked(prompt, sampling_params, "the prompt")
-        return self._deltas(self.engine.submit(tokens, params, limit=limit))
+        return self._deltas(self._submit(tokens, params, limit))
 
     def add_request(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, labels: Mapping[str, Any] | None = None
     ) -> int:
         """Queue a prompt for `step`; its id. labels: client, priority, deadline, ... for schedulers that read them."""
         tokens, params, limit = self._checked(prompt, sampling_params, "the prompt")
-        request = self.engine.submit(tokens, params, labels, limit=limit)
+        request = self._submit(tokens, params, limit, labels)
         self._prompts[request.id] = (request, prompt if isinstance(prompt, str) else None)
         return request.id
 
@@ -155,6 +156,17 @@ class LLM:
         """Text without special tokens; "" if the model has no tokenizer."""
         return self.tokenizer.decode(token_ids) if self.tokenizer else ""
 
+    def _text_of(self, request: Request) -> str:
+        """What was generated, without special tokens, up to the first stop string."""
+        return before_stop(self.decode(request.tokens[request.num_prompt :]), request.params.stop)
+
+    def _submit(
+        self, tokens: list[int], params: SamplingParams, limit: int, labels: Mapping[str, Any] | None = None
+    ) -> Request:
+        """Queue what `_checked` let pass."""
+        ends = Detokenizer(self.tokenizer, params.stop).ends if params.stop else None
+        return self.engine.submit(tokens, params, labels, limit=limit, ends=ends)
+
     def _checked(self, prompt: Any, params: Any, name: str) -> tuple[list[int], SamplingParams, int]:
         """Token ids and parameters that can run, and the length at which they end; ValueError starting with `name`."""
         if not self._finalizer.alive:
@@ -164,6 +176,10 @@ class LLM:
             if not isinstance(params, SamplingParams):
                 raise ValueError(f"sampling parameters are SamplingParams(...), got {params!r}")
             params = check_params(params, self.resolved.choices["sampler"])
+            if params.stop and self.tokenizer is None:
+                raise ValueError(
+                    f"stop={list(params.stop)} needs text, and this checkpoint has no tokenizer; use stop_token_ids"
+                )
             tokens = encode(prompt, self.tokenizer, self.resolved.checkpoint)
             return tokens, params, self.engine.limit_of(tokens, params)
         except ValueError as error:
@@ -189,7 +205,7 @@ class LLM:
 
     def _deltas(self, request: Request) -> Generator[Delta, None, None]:
         # From the request itself: somebody else's step may be the one that advances it.
-        text, seen = Detokenizer(self.tokenizer), request.num_prompt
+        text, seen = Detokenizer(self.tokenizer, request.params.stop), request.num_prompt
         try:
             while request.finish_reason is None:
                 if len(request.tokens) == seen:
@@ -203,4 +219,4 @@ class LLM:
             self.engine.abort(request.id)
 
     def _result(self, request: Request, prompt: str | None) -> RequestOutput:
-        return output_of(request, prompt, self.decode(request.tokens[request.num_prompt :]))
+        return output_of(request, prompt, self._text_of(request))

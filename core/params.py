@@ -19,6 +19,7 @@ class SamplingParams:
     top_k: int  # 0 (or -1) is off
     min_p: float  # in [0, 1]; least probability, relative to the likeliest token's; 0 is off
     max_tokens: int
+    stop: tuple[str, ...]  # texts that end a request; its text ends before the first, its tokens with the one that completes it
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool  # switches the checkpoint's stop tokens off, not `stop_token_ids`
     seed: int | None  # None: derived from the engine's seed and the number of the request
@@ -32,6 +33,7 @@ class SamplingParams:
         top_k: int = 0,
         min_p: float = 0.0,
         max_tokens: int = 16,
+        stop: str | Iterable[str] | None = (),
         stop_token_ids: Iterable[int] = (),
         ignore_eos: bool = False,
         seed: int | None = None,
@@ -45,6 +47,7 @@ class SamplingParams:
             top_k=top_k,
             min_p=min_p,
             max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()) if hasattr(stop or (), "__iter__") else stop,
             stop_token_ids=tuple(stop_token_ids or ()) if not hasattr(stop_token_ids, "__index__") else stop_token_ids,
             ignore_eos=bool(ignore_eos),
             seed=seed,
@@ -78,6 +81,8 @@ def _check(values: Mapping[str, Any]) -> None:
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, kind) or not ok(value):
             raise ValueError(f"{name} must be {rule}, got {value!r}")
-    stops = values["stop_token_ids"]
+    stop, stops = values["stop"], values["stop_token_ids"]
+    if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
+        raise ValueError(f"stop must be a text or a list of texts of at least one character, got {stop!r}")
     if not isinstance(stops, tuple) or not all(hasattr(t, "__index__") and t >= 0 for t in stops):
         raise ValueError(f"stop_token_ids must be a list of token ids >= 0, got {stops!r}")

@@ -62,6 +62,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # mistake: of what, what is given
     "a top_p of 0": ("sampling", ["sampling.top_p=0"]),
     "no token wanted": ("sampling", ["sampling.max_tokens=0"]),
     "a parameter that the sampler does not have": ("sampling", ["sampling.topp=0.9"]),
+    "an empty stop string": ("sampling", ['sampling.stop=[""]']),
     "a stop token that is none": ("sampling", ["sampling.stop_token_ids=[-1]"]),
     "more than the model was made for": ("engine", ["max_model_len=99999"]),
     "a device that does not exist": ("engine", ["device=gpu"]),

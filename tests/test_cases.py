@@ -29,6 +29,7 @@ CASES: dict[str, str] = {  # id -> file::test, without the folder and the ending
     "B23": "test_engine::test_bad_prompts_leave_the_queue_alone test_llm::test_a_bad_prompt_is_named_and_nothing_is_queued",
     "B25": "test_engine::test_length_limit",
     "B26": "test_checkpoint::test_stop_tokens test_engine::test_stop_tokens",
+    "B27": "test_stop_strings::test_any_pieces test_stop_strings::test_a_request_ends",
     "B28": "test_samplers::test_temperature_zero_is_argmax_and_leaves_others_alone",
     "B29": "test_samplers::test_top_p_keeps_the_token_that_crosses",
     "B32": "test_samplers::test_a_row_is_the_same_alone_and_in_any_batch test_engine::test_seeds test_matrix::test_pairwise",
@@ -61,7 +62,7 @@ CASES: dict[str, str] = {  # id -> file::test, without the folder and the ending
     "P5": "test_resolve::test_workers_use_what_the_parent_resolved test_examples::test_workers_use_what_the_parent_resolved",
     "P6": "test_plugins::test_another_version_of_the_interface test_api::test_the_version_is_said_where_the_import_fails",
 }
-OPEN = {"B27": "requests have no stop strings yet"}  # what no test proves yet, and why
+OPEN: dict[str, str] = {}  # what no test proves yet, and why
 
 
 def names_in(path: Path) -> set[str]:

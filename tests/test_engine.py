@@ -240,6 +240,28 @@ def test_drafts_are_exact(overlap: int, wrong: float) -> None:
         assert engine.stats.accepted == 0 < engine.stats.drafted
 
 
+@OVERLAP
+def test_an_end_within_accepted_drafts(overlap: int) -> None:
+    """Who finds stop strings is told each token once, in order; drafts behind the end are dropped, whoever was right."""
+    prompt = [1, 2, 3]
+    tokens, told = define(prompt, greedy(12), 15), []
+
+    def ends(token: int) -> bool:
+        told.append(token)
+        return len(told) == 6
+
+    engine = make_engine("mixed", overlap=overlap)
+    request = engine.submit(prompt, greedy(12), ends=ends)
+    while engine.busy:
+        request.host_bound, done = True, len(request.tokens) - 3
+        if request.seat and not request.promised and not request.prefilling and not request.draft:
+            request.draft = tokens[done : done + 3]
+        engine.step()
+        check_books(engine)
+    assert request.tokens[3:] == told == tokens[:6] and request.finish_reason == "stop"
+    assert engine.stats.accepted > 0
+
+
 class Refuses(Scheduler):
     """Grants nothing to odd ids; keeps everything."""
 

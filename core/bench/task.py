@@ -93,7 +93,7 @@ class Bench:
 
     def _params(self, tokens: int) -> SamplingParams:
         given = self.config.sampling
-        params = replace(given.params(), max_tokens=tokens, ignore_eos=True, stop_token_ids=())
+        params = replace(given.params(), max_tokens=tokens, ignore_eos=True, stop=(), stop_token_ids=())
         if given.temperature is None:
             params = replace(params, temperature=TEMPERATURE, given=params.given | {"temperature"})
         return check_params(params, self.resolved.choices["sampler"])
