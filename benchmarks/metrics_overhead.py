@@ -84,7 +84,8 @@ def compare(overrides: list[str], rounds: int, record: bool) -> dict[str, Any]:
     composed = compose(["task=bench", *LOAD, *overrides])
     bench, walls, used = Bench(composed, decide(composed)), [], []
     with bench.llm:
-        on(bench, rounds, record), off(bench, rounds)
+        on(bench, rounds, record)
+        off(bench, rounds)
         for number in tqdm(range(rounds), unit="round"):
             wall, cpu = dict.fromkeys(RUNS, 0.0), dict.fromkeys(RUNS, 0.0)
             for at in range(len(RUNS)):

@@ -16,8 +16,10 @@ from benchmarks.gpu.ablation import SLACK, Worker, markdown, pool, rows, run_gro
 from benchmarks.gpu.make_checkpoint import shapes_of, shards, write
 from benchmarks.gpu.startup import start
 from benchmarks.metrics_overhead import compare
+from benchmarks.same_code import pair, run
 from core.config import compose
 from core.llm import LLM, SamplingParams
+from tests.report_sweeps import make_sweep, noisy
 
 LOAD = ("load.num_requests=2", "load.input_min=4", "load.input_max=4", "load.output_min=3", "load.output_max=3")
 RANKS = "1,2"
@@ -254,3 +256,24 @@ def test_ranks_side_by_side(tmp_path: Path) -> None:
     found = judge(files[0], files[1], ["model=tiny-qwen3", "device=cpu", *limits])
     assert found["parted"] == 1 and found["compared"] == 31 * 48
     assert found["wrong"] and found["wrong"][0].startswith("request 5, token 0: ")
+
+
+def test_pairs_of_sweeps(tmp_path: Path) -> None:
+    """A sweep equals itself; half the speed is no noise, and what differs is told with its size."""
+    make_sweep(tmp_path / "a", noisy(0))
+    make_sweep(tmp_path / "b", noisy(1, effects={"mixed": 2.0}))
+    same, other = pair(tmp_path / "a", tmp_path / "a"), pair(tmp_path / "a", tmp_path / "b")
+    assert same["equal"] and same["real"] == [] and same["largest_share"] == 0
+    assert not other["equal"] and other["largest_share"] > 0.4 and same["comparisons"] == other["comparisons"] > 3
+    slower = {name for _, name, _, _ in other["real"]}
+    assert slower == {f"scheduler=mixed kv_allocator={name}" for name in ("block_hash", "paged")}
+
+
+@pytest.mark.nightly
+def test_two_real_sweeps(tmp_path: Path) -> None:
+    """Of one cell and two repeats: the script compares what it ran, and says which sweep failed."""
+    tiny = ["model=tiny-llama", "max_model_len=96", "scheduler=fcfs", "overlap=0", "sweep.repeats=2", *LOAD]
+    found = run(tmp_path, 2, tiny)
+    assert len(found["pairs"]) == 1 and found["pairs"][0]["sweeps"] == ["sweep0", "sweep1"]
+    with pytest.raises(RuntimeError, match=r"sweep0 failed"):
+        run(tmp_path / "bad", 2, [*tiny, "max_model_len=1"])

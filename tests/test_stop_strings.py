@@ -62,7 +62,7 @@ def test_examples(text: str, stop: list[str], kept: str) -> None:
 
 @pytest.fixture(scope="module", params=[0, 1])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM("tiny-llama", **TINY, overlap=request.param) as llm:
+    with LLM("tiny-llama", **{**TINY, "overlap": request.param}) as llm:
         yield llm
 
 
